@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from media_files import VIDEOS, ffmpeg, write_video
 
 import feedline as fl
@@ -99,6 +102,56 @@ def test_a_truncated_video_is_an_error_that_can_be_skipped(tmp_path: Path, name:
             (batch,) = loader
             assert len(batch["frames"]) == 1
             assert loader.stats().skipped == 1
+
+
+@pytest.fixture(scope="module")
+def whole_videos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("videos")
+    names = {**{name: CUT[name] for name in CUT if not name.startswith("open")}, "a.mkv": CUT["flash.flv"]}
+    sound = "-f lavfi -i sine=duration=1 -c:v libtheora"
+    return {
+        name: write_video(folder, name, settings, seconds=1).read_bytes()
+        for name, settings in {**names, "sound.ogv": sound, "sound.mkv": f"{sound} -c:a flac"}.items()
+    }
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data(), st.integers(1, 1 << 20), st.booleans())
+def test_a_video_cut_anywhere_is_an_error_or_has_all_its_frames(
+    tmp_path: Path, whole_videos: dict[str, bytes], data: st.DataObject, cut: int, is_short: bool
+) -> None:
+    name = data.draw(st.sampled_from(sorted(whole_videos)))
+    whole = whole_videos[name]
+    (path := tmp_path / name).write_bytes(whole[: len(whole) - 1 - cut % (400 if is_short else len(whole) - 1)])
+    clips = by_number(path, tmp_path / "index")
+    with contextlib.suppress(SampleError):
+        assert clips[len(clips) - 1]["frames"].shape[0] == 1
+        assert len(clips) == 30
+
+
+JOINED = dict.fromkeys(("a.mpg", "a.mkv"), VIDEOS["mpeg4.mp4"]) | {
+    "a.ts": VIDEOS["h264.mp4"],
+    "fragments.mp4": CUT["fragments.mp4"],
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+@pytest.mark.parametrize("offset", [0, 0.5])
+def test_videos_that_cat_has_joined_are_named(tmp_path: Path, name: str, offset: float) -> None:
+    """Their time stamps overlap, and a frame is found by its time stamp."""
+    first = write_video(tmp_path, name, JOINED[name]).read_bytes()
+    second = write_video(tmp_path, f"b{name}", f"{JOINED[name]} -output_ts_offset {offset}").read_bytes()
+    (path := tmp_path / f"c{name}").write_bytes(first + second)
+    with pytest.raises(SampleError, match=f"{path} has several frames at one time stamp, or time stamps that go back"):
+        by_number(path, tmp_path)[0]
+
+
+def test_a_header_that_is_cut_is_no_error_of_the_disk(tmp_path: Path) -> None:
+    whole = write_video(tmp_path, "a.mkv", CUT["flash.flv"]).read_bytes()
+    for nbytes in range(1, 600, 9):
+        (path := tmp_path / f"{nbytes}.mkv").write_bytes(whole[:nbytes])
+        with pytest.raises(SampleError, match=re.escape(str(path))):
+            by_number(path, tmp_path / "index")[0]
 
 
 def test_a_stream_may_end_anywhere_and_has_the_frames_before(tmp_path: Path) -> None:

@@ -469,3 +469,20 @@ class TestPickling:
         if child == 0:
             os._exit(0 if dataset.decoded.loads == 0 and dataset[99]["x"].item() == 99 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_summaries_of_a_folder_are_no_files_of_rows(tmp_path: Path) -> None:
+    """As Dask and Spark write them next to the files."""
+    table, footers = pa.table({"x": list(range(10))}), list[Any]()
+    for number in range(2):
+        pq.write_table(table, tmp_path / f"{number}.parquet", metadata_collector=footers)
+        footers[-1].set_file_path(f"{number}.parquet")
+    pq.write_metadata(table.schema, tmp_path / "_metadata", footers)
+    pq.write_metadata(table.schema, tmp_path / "_common_metadata")
+    assert len(Parquet(tmp_path)) == 20
+    for name, what in [("_metadata", "row groups of other files, such as 0.parquet"), ("_common_metadata", "schema")]:
+        for paths in (tmp_path / name, [tmp_path / "0.parquet", tmp_path / name]):
+            with pytest.raises(ArgumentError, match=rf"{name} .*{what}.* and no rows: give the folder {tmp_path},"):
+                Parquet(paths)
+    pq.write_table(table[:0], tmp_path / "2.parquet")
+    assert len(Parquet(tmp_path / "2.parquet")) == 0

@@ -6,7 +6,7 @@ import mmap
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core import optional
+from feedline.datasets.media.audio_checks import check_whole, with_size
 from feedline.datasets.media.files import MediaSource
 from feedline.datasets.media.mpeg import LEAD, with_length
 from feedline.errors import SampleError
@@ -27,20 +28,25 @@ AudioArray = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class AudioInfo:
-    """Rate, samples per channel, and channels of a file."""
+    """Rate, samples per channel, and channels of a file.
+
+    `is_open`: its header leaves the size of the sound open.
+    """
 
     rate: int
     length: int
     channels: int
+    is_open: bool = False
 
     def pack(self) -> bytes:
         """The values as bytes."""
-        return np.array([self.rate, self.length, self.channels], "<i8").tobytes()
+        return np.array([self.rate, self.length, self.channels, self.is_open], "<i8").tobytes()
 
     @classmethod
     def parse(cls, packed: bytes) -> AudioInfo:
         """The values that `pack` wrote."""
-        return cls(*np.frombuffer(packed, "<i8").tolist())
+        rate, length, channels, is_open = np.frombuffer(packed, "<i8").tolist()
+        return cls(rate, length, channels, bool(is_open))
 
 
 def soundfile() -> Any:
@@ -104,18 +110,25 @@ class AudioReader:
     def __init__(self, source: MediaSource, name: str, known: AudioInfo | None = None) -> None:
         self._name = name
         if isinstance(source, str):
-            open(source, "rb").close()  # libsndfile gives no reason why a file cannot be opened
             _check_has_header(source, name)
+        # libsndfile gives no reason why a file cannot be opened.
+        with open(source, "rb") if isinstance(source, str) else nullcontext(source) as file:
+            is_open = check_whole(cast("BinaryIO", file), name) if known is None else known.is_open
         self._given: MediaSource | BinaryIO = source
         self._source = None if isinstance(source, str) else _QuietFile(source)
+        self._completed: BinaryIO | None = None
+        """The file with its length in the header."""
+        if is_open:
+            self._complete(with_size(self._bytes()))
         self._file = self._open()
-        self._counted = self._with_length(known)
-        if self._counted is not None:
+        counted = self._with_length(known)
+        if counted is not None:
             self._file.close()
-            self._given, self._source = self._counted, _QuietFile(self._counted)
+            self._complete(counted)
             self._file = self._open()
-        self._lead = 0 if self._counted is None else LEAD
-        self.info = AudioInfo(self._file.samplerate, self._file.frames - self._lead, self._file.channels)
+        self._lead = 0 if counted is None else LEAD
+        length = self._file.frames - self._lead
+        self.info = AudioInfo(self._file.samplerate, length, self._file.channels, is_open)
         if self.info.length > _MOST_SAMPLES:  # libsndfile cannot seek to the end of such a file
             self.close()
             raise SampleError(
@@ -139,13 +152,20 @@ class AudioReader:
         """The file with its length, if libsndfile only estimates it."""
         if self._file.format != "MP3" or self._file.subtype != "MPEG_LAYER_III":
             return None
-        file = cast("BinaryIO", _mapped(self._given) if isinstance(self._given, str) else self._given)
-        return with_length(file, None if known is None else known.length)
+        return with_length(self._bytes(), None if known is None else known.length)
+
+    def _bytes(self) -> BinaryIO:
+        """The file, for functions that read any part of it."""
+        return cast("BinaryIO", _mapped(self._given) if isinstance(self._given, str) else self._given)
+
+    def _complete(self, file: BinaryIO) -> None:
+        self._completed = self._given = file
+        self._source = _QuietFile(file)
 
     def close(self) -> None:
         self._file.close()
-        if self._counted is not None:
-            self._counted.close()
+        if self._completed is not None:
+            self._completed.close()
 
     def read(self, start: int, stop: int) -> AudioArray:
         """The samples `[start, stop)`; SampleError if the file ends earlier."""

@@ -100,7 +100,7 @@ class Clips(MediaClips[VideoReader]):
         self._rule = ClipRule(frames, 1 if stride is None else stride, fps, sampling, clips_per_file, step, short)
         media = MediaFiles(paths, manifest, VIDEO_EXTENSIONS, cache, options, index_dir)
         super().__init__(
-            media, "video-frames-and-bytes", ffmpeg_build(), FrameTable.parse, index_dir, open_files, transform
+            media, "video-frame-tables", ffmpeg_build(), FrameTable.parse, index_dir, open_files, transform
         )
         image_plan = plan(transform)
         self._images = ImageDecoder(transform, np.asarray) if image_plan is not None else None

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import errno
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NoReturn
+from itertools import pairwise
+from typing import Any, BinaryIO, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core import optional
+from feedline.datasets.media.audio_checks import last_page
 from feedline.datasets.media.files import MediaSource
+from feedline.datasets.media.mpeg import read_part, size_of
 from feedline.errors import SampleError
 
 WHAT = "datasets.Clips"
@@ -172,12 +177,25 @@ def report(error: Any, what: str, file: _BytesFile | None) -> NoReturn:
     """Raise a SampleError, or the error of a failed read."""
     if file is not None and file.failure is not None:
         raise file.failure from None
-    if isinstance(error, OSError) and not isinstance(error, ValueError):  # an error of the file system
-        raise error
+    if isinstance(error, OSError) and not isinstance(error, ValueError):
+        if error.errno != errno.EIO:  # an error of the file system
+            raise error
+        _check_readable(error.filename)
     raise SampleError(
         f"{what} cannot be decoded ({type(error).__name__}: {error.strerror}): the file is damaged or not a video;"
         " replace it, or pass on_error='skip' to the loader"
     ) from error
+
+
+def _check_readable(target: str | None) -> None:
+    """Raise the OSError of a local file that cannot be read; FFmpeg has the same error for some truncated files."""
+    if target is not None:
+        with open(target.removeprefix("file:"), "rb", buffering=0) as file:
+            while file.read(_READ_NBYTES):
+                pass
+
+
+_READ_NBYTES = 8 << 20
 
 
 class OpenVideo:
@@ -224,6 +242,7 @@ def scan_frames(source: MediaSource, name: str) -> FrameTable:
     try:
         with naming_damage(name, video.file):
             packets, is_partial = _packets(video)
+            is_partial = is_partial or _lacks_end(source)
         context, base = video.stream.codec_context, video.stream.time_base
         height, width, promised = context.height, context.width, _promised_end(video)
         is_partial = is_partial or _ends_early(video)
@@ -233,6 +252,7 @@ def scan_frames(source: MediaSource, name: str) -> FrameTable:
         raise SampleError(
             f"{name} has no time stamps: add them with a copy (ffmpeg -fflags +genpts -i {name} -c copy out.mp4)"
         )
+    _check_order(packets, name, video)
     keys = {packet[0]: order for order, packet in enumerate(packets) if packet[1]}
     first = min(keys, default=None)
     # Frames before the first keyframe refer to frames that were cut off; an edit list leaves out hidden frames.
@@ -275,6 +295,55 @@ def _packets(video: OpenVideo) -> tuple[list[_Packet], bool]:
             packets.append((packet.pts, packet.is_keyframe, packet.is_discard, packet.duration or 0, bytes_at))
             is_cut = packet.is_corrupt
     return packets, is_cut
+
+
+def _check_order(packets: Sequence[_Packet], name: str, video: OpenVideo) -> None:
+    """Raise SampleError for time stamps that do not identify a frame."""
+    keys = [packet[0] for packet in packets if packet[1]]
+    shown = Counter(packet[0] for packet in packets if not packet[2])
+    before = next((late for late, pts in pairwise(keys) if pts <= late), None)
+    twice = next((pts for pts, count in shown.items() if count > 1), before)
+    if twice is not None:
+        raise SampleError(
+            f"{name} has several frames at one time stamp, or time stamps that go back, after"
+            f" {float(twice * video.stream.time_base):.3f} s, as files have that cat has joined. Write it again"
+            f" (ffmpeg -i {name} out.mp4), or pass on_error='skip' to the loader"
+        )
+
+
+def _lacks_end(source: MediaSource) -> bool:
+    """True for a Matroska or Ogg file without its end; other formats have no end, or are listed by an index."""
+    with open(source, "rb") if isinstance(source, str) else nullcontext(source) as opened:
+        file = cast("BinaryIO", opened)
+        begin = read_part(file, 0, _BEGIN_NBYTES)
+        if begin.startswith(b"OggS"):
+            return last_page(file) is None
+        return begin.startswith(_EBML) and _segment_end(begin) > size_of(file)
+
+
+_BEGIN_NBYTES = 4096
+
+
+_EBML, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
+"""Identifiers of the header of a Matroska file, and of all that follows it."""
+
+
+def _segment_end(begin: bytes) -> int:
+    """Where a Matroska file ends by its header; 0 if it is left open, as in live streams."""
+    at, nbytes = _element_size(begin, len(_EBML))
+    at = begin.find(_SEGMENT, at + nbytes)
+    if at < 0:
+        return 0
+    at, nbytes = _element_size(begin, at + len(_SEGMENT))
+    return at + nbytes if nbytes else 0
+
+
+def _element_size(data: bytes, at: int) -> tuple[int, int]:
+    """The place behind a size of EBML, and the size; 0 if it is unknown."""
+    width = 9 - data[at].bit_length() if at < len(data) else 0
+    bits = 7 * width
+    nbytes = int.from_bytes(data[at : at + width], "big") & (1 << bits) - 1
+    return at + width, 0 if nbytes == (1 << bits) - 1 else nbytes
 
 
 def _ends_early(video: OpenVideo) -> bool:

@@ -4,7 +4,7 @@ Many encoders write no Xing header. libsndfile then estimates the number of samp
 nothing beyond its estimate, which loses most of a file with a variable bit rate. `with_length` counts the frames, and
 puts a Xing header in front of them.
 
-Source of the format: ISO/IEC 11172-3, 2.4.1.3 and 2.4.2.3, ISO/IEC 13818-3, and ID3v2.4, section 3.1.
+Source of the format: ISO/IEC 11172-3, 2.4.1.3 and 2.4.2.3, ISO/IEC 13818-3, ID3v2.4, section 3.1, and the Xing header.
 """
 
 from __future__ import annotations
@@ -78,21 +78,45 @@ def with_length(file: BinaryIO, length: int | None = None) -> BinaryIO | None:
     None if the file has such a header. `LEAD` samples precede those of the file. `length` is its number of samples, if
     that is known; otherwise the whole file is read.
     """
-    start = _skip_tags(file)
-    begin = _read(file, start, _SEARCHED_NBYTES)
+    start = skip_tags(file)
+    begin = read_part(file, start, _SEARCHED_NBYTES)
     at = _next_frame(begin)
     head = _number(begin[at : at + _HEADER_NBYTES])
     frame = _MpegFrame.parse(head)
-    if frame is None or _states_length(begin[at : at + frame.nbytes], frame):
+    if frame is None or _xing_header(begin[at : at + frame.nbytes], frame):
         return None
-    count = _count_frames(_read(file, start + at), head) if length is None else length // frame.samples
-    return io.BufferedReader(_Behind(_front(head, frame.samples, count), file, start + at))
+    count = _count_frames(read_part(file, start + at), head) if length is None else length // frame.samples
+    return io.BufferedReader(Behind(_front(head, frame.samples, count), file, start + at))
 
 
-def _skip_tags(file: BinaryIO) -> int:
+def find_more_frames(file: BinaryIO) -> int | None:
+    """The byte of the first frame behind those that a Xing header declares; None without one.
+
+    Decoders leave such frames out.
+    """
+    start = skip_tags(file)
+    begin = read_part(file, start, _SEARCHED_NBYTES)
+    at = _next_frame(begin)
+    head = _number(begin[at : at + _HEADER_NBYTES])
+    frame = _MpegFrame.parse(head)
+    xing = b"" if frame is None else _xing_header(begin[at : at + frame.nbytes], frame)
+    flags = _number(xing[4:8])
+    if not flags & _HAS_NBYTES:
+        return None
+    place = 12 if flags & _HAS_COUNT else 8
+    end = start + at + _number(xing[place : place + 4])
+    behind = read_part(file, end, _SEARCHED_NBYTES)
+    more = _next_frame(behind)
+    frame = _MpegFrame.parse(_number(behind[more : more + _HEADER_NBYTES]))
+    following = b"" if frame is None else behind[more + frame.nbytes :][:_HEADER_NBYTES]
+    is_same = _number(following) & _SAME == head & _SAME  # two frames, because two bytes of a tag may look like one
+    return end + more if is_same else None
+
+
+def skip_tags(file: BinaryIO) -> int:
     """The byte behind the ID3 tags at the beginning."""
     start = 0
-    while (tag := _read(file, start, _ID3_NBYTES))[:3] == b"ID3" and len(tag) == _ID3_NBYTES:
+    while (tag := read_part(file, start, _ID3_NBYTES))[:3] == b"ID3" and len(tag) == _ID3_NBYTES:
         nbytes = sum((byte & 0x7F) << shift for byte, shift in zip(tag[6:], (21, 14, 7, 0), strict=True))
         has_footer = tag[5] & 0x10
         start += _ID3_NBYTES + nbytes + (_ID3_NBYTES if has_footer else 0)
@@ -113,8 +137,13 @@ def _next_frame(data: bytes) -> int:
     return len(data)
 
 
-def _states_length(data: bytes, frame: _MpegFrame) -> bool:
-    return any(data[at : at + 4] in (b"Xing", b"Info") for at in frame.places)
+def _xing_header(data: bytes, frame: _MpegFrame) -> bytes:
+    """The Xing header of a frame, and what follows it; empty without one."""
+    return next((data[at:] for at in frame.places if data[at : at + 4] in (b"Xing", b"Info")), b"")
+
+
+_HAS_COUNT, _HAS_NBYTES = 1, 2
+"""Flags of a Xing header: it has the numbers of frames and of bytes."""
 
 
 def _count_frames(data: bytes, head: int) -> int:
@@ -140,18 +169,19 @@ def _front(head: int, samples: int, count: int) -> bytes:
     assert frame is not None
     silence = header.to_bytes(4, "big").ljust(frame.nbytes, b"\0")
     silent = _SILENCE // samples
-    has_count = 1
-    stated = b"Xing" + has_count.to_bytes(4, "big") + (count + silent).to_bytes(4, "big")
+    stated = b"Xing" + _HAS_COUNT.to_bytes(4, "big") + (count + silent).to_bytes(4, "big")
     at = frame.places[0]
     return silence[:at] + stated + silence[at + len(stated) :] + silence * silent
 
 
-def _read(file: BinaryIO, start: int, nbytes: int = -1) -> bytes:
-    file.seek(min(start, _size(file)))
+def read_part(file: BinaryIO, start: int, nbytes: int = -1) -> bytes:
+    """The bytes from `start` on, fewer at the end of the file."""
+    file.seek(min(start, size_of(file)))
     return bytes(file.read(nbytes))
 
 
-def _size(file: BinaryIO) -> int:
+def size_of(file: BinaryIO) -> int:
+    """The bytes of a file."""
     file.seek(0, io.SEEK_END)  # gives None for a mapping before Python 3.13
     return file.tell()
 
@@ -160,13 +190,13 @@ def _number(header: bytes) -> int:
     return int.from_bytes(header, "big") if len(header) == _HEADER_NBYTES else 0
 
 
-class _Behind(io.RawIOBase):
+class Behind(io.RawIOBase):
     """The bytes of a file from `start` on, behind other bytes."""
 
     def __init__(self, front: bytes, file: BinaryIO, start: int) -> None:
         super().__init__()
         self._front, self._file, self._start = front, file, start
-        self._nbytes = len(front) + _size(file) - start
+        self._nbytes = len(front) + size_of(file) - start
         self._at = 0
 
     def readable(self) -> bool:
@@ -186,7 +216,7 @@ class _Behind(io.RawIOBase):
         if self._at < len(self._front):
             data = self._front[self._at : self._at + len(buffer)]
         else:
-            data = _read(self._file, self._start + self._at - len(self._front), len(buffer))
+            data = read_part(self._file, self._start + self._at - len(self._front), len(buffer))
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)

@@ -63,7 +63,8 @@ class Waveforms(MediaClips[AudioReader]):
     rng)` is applied before it.
 
     The rate and length of each file are read once, and kept as `Clips` keeps its index. A process keeps at most
-    `open_files` files open. SampleError names a file that cannot be read, and the remedy. In Ogg Vorbis, all samples
+    `open_files` files open. SampleError names a file that cannot be read, that is truncated, or that
+    consists of several files, and the remedy. In Ogg Vorbis, all samples
     before a range are decoded, because libsndfile's seek is not exact there.
     """
 
@@ -95,9 +96,7 @@ class Waveforms(MediaClips[AudioReader]):
         self._check()
         self._mel = None if mel is None else _mel_of(mel, rate)
         media = MediaFiles(paths, manifest, AUDIO_EXTENSIONS, cache, options, index_dir)
-        super().__init__(
-            media, "audio-lengths", libsndfile_version(), AudioInfo.parse, index_dir, open_files, transform
-        )
+        super().__init__(media, "audio-files", libsndfile_version(), AudioInfo.parse, index_dir, open_files, transform)
 
     def _check(self) -> None:
         check_one_of("sampling", self._sampling, _PLACES)
@@ -169,6 +168,11 @@ class Waveforms(MediaClips[AudioReader]):
 
     def _limits(self, piece: Piece, info: AudioInfo) -> tuple[int, int]:
         """First and last sample that ranges of a piece may have."""
+        if not info.length:
+            raise SampleError(
+                f"{self.paths[piece.file]} has no samples: its header declares none; write it again, or pass"
+                " on_error='skip' to the loader"
+            )
         first = 0 if piece.start is None else round(piece.start * info.rate)
         last = info.length if piece.stop is None else min(round(piece.stop * info.rate), info.length)
         if first >= last:

@@ -294,6 +294,7 @@ class Footers:
             file = self._open(arrow.BufferReader(footer))
             metadata = self._parsed().put(number, file.metadata)
             groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+            _check_has_rows(self._name(number), groups)
             counts = [group.num_rows for group in groups]
             if min(counts, default=0) < 0 or max(counts, default=0) > _MOST_ROWS:
                 raise damage_error(self._name(number), "Parquet", "a row group has an impossible number of rows")
@@ -317,6 +318,20 @@ class Footers:
         if wanted <= len(end):
             return end[-wanted:]
         return memoryview(bytes(self._files.read(number, nbytes - wanted, start)) + bytes(end))
+
+
+_SCHEMA_FILE = "_common_metadata"
+
+
+def _check_has_rows(name: str, groups: Sequence[Any]) -> None:
+    """Raise ArgumentError for a summary of the files of a folder."""
+    folder, _, base = name.rpartition("/")
+    others = [group.column(0).file_path for group in groups if group.num_columns and group.column(0).file_path]
+    if others or (base == _SCHEMA_FILE and not groups):
+        what = f"lists the row groups of other files, such as {others[0]}," if others else "has the schema of a folder"
+        raise ArgumentError(
+            f"{name} {what} and no rows: give the folder {folder}, where it is left out, or the files with the rows"
+        )
 
 
 def _split_footer(entry: memoryview) -> tuple[Summary, memoryview]:

@@ -135,8 +135,8 @@ class TarWalk:
     """Iterates once over the regular files of an open tar.
 
     Afterwards `.cut` describes a truncated tar; it is None for a complete one. `.cut_name` is the name of the truncated
-    member, or None where its header is missing, too. Folders and volume labels are skipped. A tar without an end marker
-    is complete if its last member is.
+    member, or None where its header is missing, too. Folders and volume labels are skipped. A tar without an end mark
+    is complete if it ends with the padding of its last member.
     """
 
     def __init__(self, source: TarSource) -> None:
@@ -179,6 +179,8 @@ class TarWalk:
             before, is_noted = (before, is_noted or kind != b"g") if is_header else (name, False)
         if is_noted:
             self._cut_header(before, offset, nbytes)
+        elif offset > nbytes:  # in the padding of a member, after which others may have been
+            self.cut = Cut(before, offset, nbytes)
 
     def _cut_header(self, before: str, offset: int, nbytes: int) -> None:
         """Record that the header at `offset`, after member `before`, is truncated."""
