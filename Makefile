@@ -54,7 +54,7 @@ demo: $(DONE)/installed
 # slowly the larger it is. Last those that measure time or memory, one by one. With PYTEST_ARGS some of the three parts may
 # be empty, which pytest reports with exit code 5. In the second, torch's operators compute in one thread: three processes that
 # train small networks on two cores wait for each other's threads. What asks torch for their number is answered as usual.
-test: lint peers $(DONE)/services
+test: lint peers $(DONE)/services $(DONE)/bytecode
 	@$(SHARED_TESTS) --part forking $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	@OMP_THREAD_LIMIT=1 $(SHARED_TESTS) --part others $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	@$(BIN)/python -m pytest -m 'alone and not nightly' $(PYTEST_ARGS) || [ $$? -eq 5 ]
@@ -141,6 +141,12 @@ $(DONE)/dependencies: $(DONE)/build-tools pyproject.toml
 	@$(BIN)/python -c 'import tomllib as t; p = t.load(open("pyproject.toml", "rb"))["project"]; \
 		print(*p["dependencies"], *p["optional-dependencies"]["dev"], sep="\n")' > $@.txt
 	@$(PIP_INSTALL) --quiet --no-build-isolation --constraint $(DONE)/torch.txt --requirement $@.txt
+	@touch $@
+
+# The first import of a file compiles it, and the processes of the tests would compile the same 4,000 files at the same time.
+# One does so while mypy runs. What fails here fails in the tests, too, and is reported there.
+$(DONE)/bytecode: $(DONE)/installed | peers
+	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1 || true
 	@touch $@
 
 $(DONE)/installed: $(DONE)/dependencies $(DONE)/compiled

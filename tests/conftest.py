@@ -48,6 +48,8 @@ LARGE_LIBRARIES = {"lightning", "matplotlib", "pandas", "pyarrow", "scipy", "skl
 SETTLED_MODULES = pytest.StashKey[int]()
 """The number of modules whose objects no collection visits."""
 
+gc.disable()  # until `_settle`: each collection would visit the imported objects and the tests so far
+
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile(
     "ci",
@@ -131,6 +133,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 def _settle(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
+    gc.enable()
     use_huge_pages()
     session.stash[SETTLED_MODULES] = len(sys.modules)
 

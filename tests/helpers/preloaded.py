@@ -201,12 +201,14 @@ def end_quickly() -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # nothing imported is garbage
     exec(sys.argv[3])
     for module in (*PRELOADED, *sys.argv[4:]):
         importlib.import_module(module)
     # The collector would write to each imported object, and each fork would copy nearly all memory at its end.
     gc.collect()
     gc.freeze()
+    gc.enable()
     use_huge_pages()
     ends_quickly = sys.argv[2] == "1"
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -331,7 +331,10 @@ class _WindowOverlaps:
         """Probability that `rows` samples of its window miss each shard."""
         totals = self._totals[self._window]
         others, drawn = totals - self._sizes, np.minimum(rows[self._window], totals)
-        log = _log_choose(np.maximum(others, drawn), drawn) - _log_choose(totals, drawn)
+        # The ratio of two binomial coefficients; without others enough, it counts as 0.
+        most = np.maximum(others, drawn)
+        above, below, all_above, all_below = _log_factorial(np.stack([most, most - drawn, totals, totals - drawn]))
+        log = above - below - all_above + all_below
         return np.where(others < drawn, 0.0, np.exp(np.minimum(log, 0.0)))
 
 
@@ -351,10 +354,6 @@ def _global_batch(size: int | None, partitions: int) -> int | None:
 
 def _cumulative(sizes: Indices) -> Indices:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-
-
-def _log_choose(n: Indices, k: Indices) -> NDArray[np.float64]:
-    return _log_factorial(n) - _log_factorial(k) - _log_factorial(n - k)
 
 
 def _log_factorial(n: Indices) -> NDArray[np.float64]:

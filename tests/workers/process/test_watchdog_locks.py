@@ -17,6 +17,7 @@ from held_locks import Guarded, held
 from preloaded import Preloaded
 from process_cases import BATCH_SIZE, Call, Gate, Squares, launcher_of, pools, request, squares, squares_of
 
+from feedline.core.descriptors import pipe
 from feedline.errors import WorkerStalledError
 from feedline.loader.building.builder import BatchBuilder
 from feedline.workers.process import fork_server
@@ -114,25 +115,36 @@ def test_an_unfinished_import_of_another_thread(open_pool: OpenPool, tmp_path: P
     sys.modules.pop("slow_module", None)
 
 
-_blocks: list[threading.Lock] = []
+_firsts: list[Callable[[], object]] = []
+"""What the next forks of this process do first, one function for each."""
+
+_first: list[Callable[[], object]] = []
+"""What a fork of this moment does first."""
 
 
-def _block_in_child() -> None:
-    if _blocks:
-        _blocks[0].acquire()
+def _choose() -> None:
+    _first[:] = [_firsts.pop(0)] if _firsts else []
 
 
-os.register_at_fork(after_in_child=_block_in_child)
+def _do_first() -> None:
+    for act in _first:
+        act()
+
+
+os.register_at_fork(before=_choose, after_in_child=_do_first)
 
 
 def test_a_snapshot_that_cannot_start(open_pool: OpenPool, caplog: Any) -> None:
     """A library's own handler of forks needs a lock."""
     lock = threading.Lock()
     lock.acquire()
-    _blocks.append(lock)
-    with _WhenLogged(_blocks.clear):
+    reading, writing = pipe()
+    with reading, writing:
+        # The first worker waits, too, or would answer all requests: for a pipe, which something could end.
+        _firsts.extend([lambda: os.read(reading.fd, 1), lock.acquire])
         assert numbers(open_pool(squares())) == list(range(8))
-    assert caplog.records[0].message.startswith("the process that forks the workers")
+    (record,) = caplog.records
+    assert record.message.startswith("the process that forks the workers")
 
 
 def _log() -> None:
