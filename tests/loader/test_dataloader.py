@@ -11,6 +11,7 @@ import pickle
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ import feedline as fl
 from feedline.core.cursor import Cursor
 from feedline.datasets import JSONL
 from feedline.errors import WorkerError
+from feedline.loader.dataloader import RunningPart
 from feedline.samplers.adapters import as_index_sampler
 from feedline.workers.threads import GlobalRngCheck
 
@@ -295,6 +297,44 @@ def test_a_copy_begins_the_epoch_that_the_loader_would_begin(clone: Any) -> None
     assert lists(twin) == lists(loader)
     loader.load_state_dict(state)
     assert lists(clone(loader)) == lists(loader) == rest
+
+
+def test_a_new_loader_has_no_part_of_an_iteration() -> None:
+    loader = fl.DataLoader(Drawing(), 4, shuffle=True)
+    assert not RUNNING & vars(loader).keys()
+    next(iter(loader))
+    assert {"_fl_pools", "_fl_monitor", "_fl_live"} <= vars(loader).keys()
+    assert not RUNNING & vars(copy.copy(loader)).keys()
+    assert not RUNNING & vars(Whole.from_state(dict(vars(loader)))).keys()
+
+
+RUNNING = {"_fl_pools", "_fl_progress", "_fl_plan", "_fl_live", "_fl_monitor", "_fl_contract", "_fl_step"}
+
+
+class Whole(fl.DataLoader[Any]):
+    """Takes the whole dictionary of another loader."""
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Whole:
+        loader = cls.__new__(cls)
+        loader.__setstate__(state)
+        return loader
+
+
+def test_all_threads_get_the_same_part_of_a_loader() -> None:
+    at_once = threading.Barrier(2, timeout=60)
+
+    def make() -> list[int]:
+        at_once.wait()
+        return []
+
+    class Holder:
+        part = RunningPart(make)
+
+    holder = Holder()
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda _: holder.part, range(2))
+    assert first is second is holder.part
 
 
 def test_a_copy_may_be_made_after_a_framework_took_a_state_for_several_batches() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -32,7 +32,7 @@ from feedline.loader.loop import Iteration, live_iterations
 from feedline.loader.monitoring import diagnosis
 from feedline.loader.monitoring.monitor import Monitor
 from feedline.loader.monitoring.resources import rank_and_world_size, usable_cpus
-from feedline.loader.own_arguments import OWN_NAMES, OwnArguments, change_argument, check_seed
+from feedline.loader.own_arguments import OwnArgument, OwnArguments, check_seed
 from feedline.loader.plan import Plan, check_ranks, partitions_of, plan_of
 from feedline.loader.pools import LoaderPools, PersistentIteration, check_method, runs_elsewhere
 from feedline.loader.progress import Progress
@@ -52,10 +52,28 @@ T_co = TypeVar("T_co", covariant=True)
 _RUNNING = ("_fl_pools", "_fl_progress", "_fl_plan", "_fl_live", "_fl_monitor", "_fl_contract", "_fl_step")
 
 
-_OWN_NAMES = frozenset(OWN_NAMES)
-
-
 _TORCH_ARGUMENTS = frozenset(inspect.signature(TorchDataLoader.__init__).parameters)
+
+
+T = TypeVar("T")
+
+
+class RunningPart(Generic[T]):
+    """Part of a loader that its first use makes.
+
+    Most of the time of a new loader would go to parts of an iteration.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, loader: Any, _: type) -> T:
+        # One step: all threads get the same part. It hides this descriptor from then on.
+        part: T = vars(loader).setdefault(self._name, self._make())
+        return part
 
 
 class DataLoader(TorchDataLoader[T_co]):
@@ -88,30 +106,30 @@ class DataLoader(TorchDataLoader[T_co]):
     # feedline reads no other attributes of its own: a subclass may have its own ones, such as `device` or `_rank`.
     # Defaults are for subclasses that call neither this constructor nor this class's `__iter__`.
     _fl: OwnArguments = OwnArguments()
-    seed: int | None
-    worker_method: str
-    distributed: Ranks | RankPolicy
-    on_error: Action | ErrorPolicy
-    device: str | torch.device | Delivery | None
-    recovery: Recovery
-    accelerate: bool
-    log: str | os.PathLike[str] | None
+    seed = OwnArgument[int | None]()
+    worker_method = OwnArgument[str]()
+    distributed = OwnArgument[Ranks | RankPolicy]()
+    on_error = OwnArgument[Action | ErrorPolicy]()
+    device = OwnArgument[str | torch.device | Delivery | None]()
+    recovery = OwnArgument[Recovery]()
+    accelerate = OwnArgument[bool]()
+    log = OwnArgument[str | os.PathLike[str] | None]()
     snapshot_every_n_steps: int | None = 1
     _fl_rank: int = 0
     _fl_world_size: int = 1
     _iterator = PersistentIteration()
-    _fl_pools: LoaderPools
-    _fl_progress: Progress | None
-    _fl_plan: Plan | None
-    _fl_live: weakref.WeakSet[Iteration]
-    _fl_monitor: Monitor
+    _fl_pools = RunningPart(LoaderPools)
+    _fl_progress: Progress | None = None
+    _fl_plan: Plan | None = None
+    _fl_live = RunningPart(weakref.WeakSet[Iteration])
+    _fl_monitor = RunningPart(Monitor)
     _fl_ranks: RankPolicy = RankPolicy(None)
     _fl_policy: ErrorPolicy
-    _fl_adapts: bool
-    _fl_resume: dict[str, Any] | None
-    _fl_epoch: int
-    _fl_contract: Contract
-    _fl_step: frameworks.StepState
+    _fl_adapts: bool = False
+    _fl_resume: dict[str, Any] | None = None
+    _fl_epoch: int = 0
+    _fl_contract = RunningPart(Contract)
+    _fl_step = RunningPart(frameworks.StepState)
 
     def __init__(
         self,
@@ -144,21 +162,21 @@ class DataLoader(TorchDataLoader[T_co]):
         log: str | os.PathLike[str] | None = None,
     ) -> None:
         own: dict[str, Any] = {"seed": seed, "worker_method": worker_method, "on_error": on_error, "recovery": recovery}
-        own = frameworks.inherit_arguments(batch_sampler, own)
+        if batch_sampler is not None:
+            own = frameworks.inherit_arguments(batch_sampler, own)
         seed = own["seed"] = check_seed(own["seed"])
-        own["recovery"] = own["recovery"] or Recovery()
+        own["recovery"] = own["recovery"] or frameworks.OWN["recovery"]
         own |= {"distributed": distributed, "device": device, "accelerate": accelerate, "log": log}
         ranks = RankPolicy.of(distributed)
         rank, world_size = rank_and_world_size(ranks.ranks)
-        attributes = vars(self)  # directly: each assignment to the loader passes two functions
-        for name, value in {**own, "snapshot_every_n_steps": snapshot_every_n_steps}.items():
-            attributes.setdefault(name, value)
+        attributes = vars(self)  # directly: each assignment to the loader passes a function
+        attributes |= {**own, "snapshot_every_n_steps": snapshot_every_n_steps, **attributes}
         attributes.update(
             _fl=OwnArguments(**own), _fl_policy=ErrorPolicy.of(own["on_error"]), _fl_ranks=ranks, _fl_rank=rank,
-            _fl_world_size=world_size, _fl_adapts=num_workers == "auto", _fl_resume=None, _fl_epoch=0,
+            _fl_world_size=world_size,
         )  # fmt: skip
         if num_workers == "auto":
-            num_workers = usable_cpus()
+            self._fl_adapts, num_workers = True, usable_cpus()
         count: int = _plain_integer(num_workers)
         prefetch_factor = _plain_integer(prefetch_factor)
         if shuffle and seed is None and self._fl_world_size > 1:
@@ -191,13 +209,8 @@ class DataLoader(TorchDataLoader[T_co]):
             raise
         if device is not None:
             usable_device(Delivery.of(device).device)
-        self._fl_reset()
-        self._fl_pools.prepare(self)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN_NAMES and type(self) is DataLoader:
-            value = change_argument(self, name, value)
-        super().__setattr__(name, value)
+        if count:
+            self._fl_pools.prepare(self)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Iterate over the next epoch, or the rest of a loaded one."""
@@ -414,27 +427,13 @@ class DataLoader(TorchDataLoader[T_co]):
 
         A copy begins with the batches that the next iteration of this loader would give.
         """
-        if "_fl_pools" not in vars(self):
-            return dict(vars(self))
         # Not the position within an epoch: torch's copies begin one, and part of an epoch would go unnoticed.
         arguments = {name: value for name, value in vars(self).items() if name not in _RUNNING}
         return {**arguments, "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        if "_fl_policy" in state:
-            self._fl_reset()
-
-    def _fl_reset(self) -> None:
-        vars(self).update(
-            _fl_pools=LoaderPools(),
-            _fl_progress=None,
-            _fl_plan=None,
-            _fl_live=weakref.WeakSet(),
-            _fl_monitor=Monitor(),
-            _fl_contract=Contract(),
-            _fl_step=frameworks.StepState(),
-        )
+        # A subclass may give its whole dictionary.
+        vars(self).update({name: value for name, value in state.items() if name not in _RUNNING})
 
     def _fl_make_plan(self, state: Mapping[str, Any] | None = None) -> Plan:
         return plan_of(self, self._fl_rank, self._fl_world_size, self._fl_plan, partitions_of(state))
@@ -445,7 +444,7 @@ leave_to_python()
 
 def _plain_integer(value: Any) -> Any:
     """Convert integers of other libraries, which JSON does not have."""
-    return int(value) if isinstance(value, Integral) else value
+    return value if value is None or type(value) is int else int(value) if isinstance(value, Integral) else value
 
 
 def _has_length(dataset: Any) -> bool:

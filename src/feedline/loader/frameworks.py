@@ -56,7 +56,7 @@ def note_arguments(loader: Any) -> None:
     A framework that rebuilds the loader from its attributes passes this object on.
     """
     own = {name: getattr(loader._fl, name) for name in OWN}
-    if type(loader.batch_sampler) is BatchSampler and _changed_arguments(own):
+    if _changed_arguments(own) and type(loader.batch_sampler) is BatchSampler:
         setattr(loader.batch_sampler, _ARGUMENTS, own)
 
 
@@ -86,7 +86,7 @@ def inherit_arguments(batch_sampler: Any, own: dict[str, Any]) -> dict[str, Any]
 
 
 def _changed_arguments(own: dict[str, Any]) -> list[str]:
-    return [f"{name}={value!r}" for name, value in own.items() if value not in (OWN[name], None)]
+    return [f"{name}={value!r}" for name, value in own.items() if value not in (None, OWN[name])]
 
 
 def counts_epochs(caller: FrameType) -> bool:

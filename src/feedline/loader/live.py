@@ -67,7 +67,7 @@ class LiveRun:
 
 def check_live(loader: Any) -> None:
     """Raise `ArgumentError` for arguments with which a live stream would lose messages."""
-    if is_live(loader.dataset) and loader.drop_last:
+    if loader.drop_last and is_live(loader.dataset):
         raise ArgumentError(
             "drop_last=True would lose the messages of a batch that is not full when max_wait_s is over: leave it out, "
             "or raise max_wait_s"

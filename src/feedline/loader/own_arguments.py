@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch.utils.data import RandomSampler
@@ -38,6 +38,33 @@ class OwnArguments:
     recovery: Recovery = field(default_factory=Recovery)
     accelerate: bool = True
     log: str | os.PathLike[str] | None = None
+
+
+T = TypeVar("T")
+
+
+class OwnArgument(Generic[T]):
+    """Attribute of a loader for one of its own arguments.
+
+    Setting it changes the argument for the next iteration. An attribute of a user's subclass is only set.
+    """
+
+    # Not `__setattr__` of the loader: each of torch's assignments to a new loader would pass it.
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, loader: Any, kind: type) -> T:
+        if loader is None:
+            return self  # type: ignore[return-value]
+        try:
+            value: T = vars(loader)[self._name]
+        except KeyError:
+            raise AttributeError(f"{kind.__name__!r} object has no attribute {self._name!r}") from None
+        return value
+
+    def __set__(self, loader: Any, value: T) -> None:
+        is_own = vars(type(loader)).get(self._name) is self
+        vars(loader)[self._name] = change_argument(loader, self._name, value) if is_own else value
 
 
 def change_argument(loader: Any, name: str, value: Any) -> Any:

@@ -75,7 +75,12 @@ class RankPolicy:
     @classmethod
     def of(cls, distributed: Ranks | RankPolicy) -> RankPolicy:
         """The policy for the `distributed` argument of a DataLoader."""
+        if distributed is None:  # each loader asks, and a new value takes a microsecond
+            return _ALONE
         return distributed if isinstance(distributed, RankPolicy) else cls(distributed)
+
+
+_ALONE = RankPolicy(None)
 
 
 class Terms(NamedTuple):
