@@ -209,16 +209,24 @@ def test_a_long_recording_of_several_ogg_streams_is_named(
 
 
 @pytest.mark.parametrize("name", ["a.ogg", "a.opus"])
-def test_ogg_without_its_last_page_is_truncated(sounds: Path, tmp_path: Path, name: str) -> None:
+def test_ogg_that_ends_within_a_page_is_truncated(sounds: Path, tmp_path: Path, name: str) -> None:
     data = (sounds / name).read_bytes()
     last = data.rindex(b"OggS")
-    for nbytes in (last, last + 3, last + 20, len(data) - 1):
+    for nbytes in (last - 1, last + 3, last + 20, len(data) - 1):
         (tmp_path / name).write_bytes(data[:nbytes])
-        with pytest.raises(SampleError, match=f"{name} is truncated: its last page does not end the stream"):
+        with pytest.raises(SampleError, match=f"{name} is truncated: its last page is not whole"):
             whole(tmp_path / name, tmp_path)
-    (tmp_path / name).write_bytes(data[:last])
     ffmpeg(f"-i {name} -c copy b{name}", tmp_path)
     assert whole(tmp_path / f"b{name}", tmp_path).shape[1] > 80_000
+
+
+@pytest.mark.parametrize("name", ["a.ogg", "a.opus"])
+def test_ogg_that_does_not_mark_its_end_is_read(sounds: Path, tmp_path: Path, name: str) -> None:
+    """A recorder that is stopped writes whole pages, none of them marked as the last one."""
+    data = (sounds / name).read_bytes()
+    (tmp_path / name).write_bytes(data[: data.rindex(b"OggS")])
+    samples = soundfile.info(tmp_path / name).frames
+    assert whole(tmp_path / name, tmp_path).shape[1] == samples > 80_000
 
 
 @pytest.mark.parametrize("container", ["WAV", "AIFF", "AU", "W64"])

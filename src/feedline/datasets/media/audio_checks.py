@@ -189,7 +189,7 @@ def _sphere_sound(file: BinaryIO, start: int) -> _Sound | None:
 
 
 def _check_pages(file: BinaryIO, start: int, name: str) -> None:
-    """Check that an Ogg file ends with the end of a stream of those at its beginning.
+    """Check that an Ogg file ends with a whole page, of one of the streams at its beginning.
 
     All streams of a file begin before the second page of any of them.
     """
@@ -203,7 +203,7 @@ def _check_pages(file: BinaryIO, start: int, name: str) -> None:
     last = last_page(file, start)
     if last is None:
         raise SampleError(
-            f"{name} is truncated: its last page does not end the stream. Copy it again; or keep what is there (ffmpeg"
+            f"{name} is truncated: its last page is not whole. Copy it again; or keep what is there (ffmpeg"
             f" -i {name} -c copy out.ogg); or pass on_error='skip' to the loader"
         )
     if last.serial not in serials:
@@ -211,11 +211,17 @@ def _check_pages(file: BinaryIO, start: int, name: str) -> None:
 
 
 def last_page(file: BinaryIO, start: int = 0) -> _OggPage | None:
-    """The last page of an Ogg file; None unless it is whole, and ends a stream."""
+    """The last page of an Ogg file; None unless it is whole.
+
+    Programs that record until they are stopped do not mark it as the end of its stream.
+    """
     tail = read_part(file, max(start, size_of(file) - 2 * _MOST_PAGE_NBYTES))
     data = tail[max(0, tail.rfind(b"OggS")) :]
     page = _OggPage.parse(data)
-    return None if page is None or not page.is_last or page.nbytes > len(data) else page
+    if page is None or page.nbytes > len(data):
+        return None
+    behind = data[page.nbytes :]
+    return None if behind and b"OggS".startswith(behind) else page
 
 
 _FIRST_PAGE = b"OggS\0\2"
@@ -232,7 +238,6 @@ class _OggPage(NamedTuple):
     """A page of an Ogg file."""
 
     is_first: bool
-    is_last: bool
     serial: bytes
     nbytes: int
 
@@ -242,4 +247,4 @@ class _OggPage(NamedTuple):
         if data[:4] != b"OggS" or len(data) < 27 + (data[26] if len(data) > 26 else 1):
             return None
         lengths = data[27 : 27 + data[26]]
-        return cls(bool(data[5] & 2), bool(data[5] & 4), data[14:18], 27 + len(lengths) + sum(lengths))
+        return cls(bool(data[5] & 2), data[14:18], 27 + len(lengths) + sum(lengths))
