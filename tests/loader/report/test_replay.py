@@ -230,6 +230,15 @@ def test_workers_that_wait_for_each_other_gain_nothing_from_more() -> None:
     assert contended(0.05).gain(more) > 3, "a lock that is rarely waited for is free most of the time"
 
 
+@pytest.mark.parametrize("fetch", [(0, 10), (5, 5), (10, 10)])
+@pytest.mark.parametrize("others", [2, 6])
+def test_uneven_run_delays_do_not_look_like_waiting(fetch: tuple[int, int], others: int) -> None:
+    run = Pipeline(fetch=fetch, step=(5, 0), workers=1, others=others, batches=80).run()
+    measured = Measured.of(run.recent, run.stats)
+    assert all(task.wait_s >= 0 for batch in measured.batches for task in batch.work.values())
+    assert measured.mean("fetch").wait_s == pytest.approx(fetch[0] / 1000, abs=0.0002)
+
+
 def test_the_headroom_goes_both_ways() -> None:
     model = model_of(Pipeline(fetch=(40, 0), step=(10, 0), workers=1).run())
     assert model.free_gain == pytest.approx(4, rel=0.1)

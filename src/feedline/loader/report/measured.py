@@ -74,7 +74,7 @@ class Measured:
         # The latest batches may be so short that no CPU time was read for some stage.
         ratios = {**_ratios_of_totals(stats), **_cpu_ratios(tables)}
         return cls(
-            tuple(table.batch(ratios, delay) for table in later),
+            _without_debts([table.batch(ratios, delay) for table in later]),
             period_s=_mean(table.wall["step"] + table.wall.get("wait", 0.0) for table in later),
             wait_s=_mean(table.wall.get("wait", 0.0) for table in later),
             step_s=_mean(table.wall["step"] for table in later),
@@ -257,7 +257,37 @@ def _task(wall_s: float, cpu_s: float | None, delay: float) -> Task:
         return Task(0.0, wall_s / (1 + delay), min(cpu_s / wall_s, _WIDEST)) if wall_s else NO_TASK
     if cpu_s * (1 + delay) < _COMPUTES * wall_s or cpu_s < _HARDLY_COMPUTES * wall_s:
         delay = 0.0
-    return Task(max(wall_s - cpu_s * (1 + delay), 0.0), min(cpu_s, wall_s))
+    wait_s = wall_s - cpu_s * (1 + delay)
+    return Task(wait_s if delay else max(wait_s, 0.0), min(cpu_s, wall_s))
+
+
+def _without_debts(batches: Sequence[BatchTimes]) -> tuple[BatchTimes, ...]:
+    """The batches, with no waiting below zero and the same mean waiting.
+
+    A batch with less than the mean run delay seems to wait for less than nothing. Those with more would seem to wait,
+    if it was not taken from their waiting.
+    """
+    waits = defaultdict[str, list[float]](list)
+    for batch in batches:
+        for stage, task in _stages(batch).items():
+            waits[stage].append(task.wait_s)
+    left = {
+        stage: max(sum(each), 0.0) / (sum(max(wait_s, 0.0) for wait_s in each) or 1.0) for stage, each in waits.items()
+    }
+
+    def paid(stage: str, task: Task) -> Task:
+        return task._replace(wait_s=left[stage] * max(task.wait_s, 0.0))
+
+    def changed(batch: BatchTimes) -> BatchTimes:
+        tasks = {stage: paid(stage, task) for stage, task in _stages(batch).items()}
+        work = {stage: tasks.pop(stage) for stage in batch.work}
+        return BatchTimes(work, **tasks)
+
+    return tuple(map(changed, batches))
+
+
+def _stages(batch: BatchTimes) -> dict[str, Task]:
+    return {**batch.work, **{stage: getattr(batch, stage) for stage in MAIN_STAGES}}
 
 
 _HARDLY_COMPUTES = 0.05
