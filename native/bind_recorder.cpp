@@ -155,7 +155,7 @@ public:
     nb::object spans;
     nb::object worker;
     bool own_process = false;
-    std::int64_t next_cpu_ns = 0, next_delay_ns = 0, delay_ns = -1, next_parts_ns = 0;
+    std::int64_t next_cpu_ns = 0, next_delay_ns = 0, delay_ns = -1, files_nbytes = -1, next_parts_ns = 0;
 
 private:
     clockid_t cpu_clock() const { return own_process ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_THREAD_CPUTIME_ID; }
@@ -412,6 +412,7 @@ void bind_recorder(nb::module_& m) {
         .def_rw("next_cpu_ns", &Recorder::next_cpu_ns)
         .def_rw("next_delay_ns", &Recorder::next_delay_ns)
         .def_rw("delay_ns", &Recorder::delay_ns)
+        .def_rw("files_nbytes", &Recorder::files_nbytes)
         .def_rw("next_parts_ns", &Recorder::next_parts_ns);
     m.def("own_recorders", &set_owner, nb::arg("own"));
     m.def("recorder_of_thread", &recorder_of_thread);

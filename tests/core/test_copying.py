@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from math import inf
 from time import thread_time
+from typing import Any
 
 import numpy as np
 import pytest
 
+from feedline.core import copying
 from feedline.core.copying import measure_copy_rates
 
 NBYTES = 32 << 20
@@ -27,6 +29,23 @@ def test_a_copy_of_another_size_takes_as_long_as_the_rate_says() -> None:
         if 0.5 < ratios[-1] < 2:  # other programs use memory, too
             return
     raise AssertionError(ratios)
+
+
+@pytest.mark.parametrize("cpus", [2, 3, 8])
+def test_no_copy_finds_the_bytes_of_an_earlier_one_in_a_cache(cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = list[int]()
+    copy = copying._copy
+
+    def recorded(pair: copying.Pair) -> Any:
+        copied.append(id(pair[0]))
+        return copy(pair)
+
+    measure_copy_rates.cache_clear()
+    monkeypatch.setattr(copying, "_copy", recorded)
+    measure_copy_rates(cpus)
+    for place, source in enumerate(copied):
+        earlier = [number for number, other in enumerate(copied[:place]) if other == source]
+        assert not earlier or place - earlier[-1] > 8
 
 
 def test_the_rates_are_measured_once_and_one_cpu_has_no_limit() -> None:

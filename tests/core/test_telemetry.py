@@ -6,6 +6,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from time import monotonic_ns, process_time_ns, thread_time_ns
 
 import pytest
@@ -141,13 +142,43 @@ def test_run_delay_grows_and_is_read_at_most_once_in_a_while(monkeypatch: pytest
         for tick in range(3):
             telemetry.add_run_delay(spans, (tick + 1) * telemetry.RUN_DELAY_EVERY_NS)
             telemetry.add_run_delay(spans, (tick + 2) * telemetry.RUN_DELAY_EVERY_NS - 1)
-        assert spans == [("run_delay", 100, 130, MAIN), ("run_delay", 130, 130, MAIN)]
+        delayed = [timed for timed in spans if timed[0] == telemetry.RUN_DELAY]
+        assert delayed == [("run_delay", 100, 130, MAIN), ("run_delay", 130, 130, MAIN)]
+        assert len(spans) == 2 * len(delayed), "bytes are read at the same moments"
 
     in_new_thread(measure)
 
 
-def test_a_kernel_without_run_delays_gives_no_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("own_process", [False, True])
+@pytest.mark.parametrize("new", RECORDERS)
+def test_the_bytes_that_a_worker_reads_are_counted(
+    new: Callable[[], Recorder], own_process: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+
+    def measure() -> None:
+        recorder = telemetry._threads.recorder = new()
+        recorder.own_process = own_process
+        found = []
+        for due in (True, False, True):
+            recorder.next_delay_ns = 0 if due else 1 << 62
+            recorder.begin()
+            path.read_bytes()
+            in_new_thread(path.read_bytes)
+            found.append([timed for timed in recorder.finish("fetch", None) if timed[0] == "files.nbytes"])
+        assert found[:2] == [[], []]
+        ((_, before, now, worker),) = found[2]
+        files = (now - before) / (1 << 20)
+        assert files == pytest.approx(4 if own_process else 2, rel=0.01)
+        assert worker == MAIN
+
+    in_new_thread(measure)
+
+
+def test_a_kernel_without_run_delays_and_bytes_gives_no_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "_run_delay_ns", lambda: -1)
+    monkeypatch.setattr(telemetry, "_files_nbytes", lambda **_: -1)
 
     def measure() -> None:
         spans: list[telemetry.SpanTuple] = []

@@ -49,6 +49,10 @@ NBYTES = ".nbytes"
 """Suffix of the stage of a span on a counter: the bytes that a part of a stage has read."""
 
 
+FILES = "files"
+"""Prefix of counters of what a worker has read from files and pipes, by whatever code."""
+
+
 BATCH = "batch"
 """Prefix of counters of whole batches, as the loop receives them."""
 
@@ -82,7 +86,7 @@ Samples may be so small that clocks around each of their parts would take a tent
 
 
 RUN_DELAY_EVERY_NS = 100_000_000
-"""Time between two readings of the run delay; each opens a file."""
+"""Time between two readings of the run delay and of the bytes read; each opens a file."""
 
 
 class Span(NamedTuple):
@@ -146,8 +150,8 @@ class Recorder:
     """
 
     __slots__ = (
-        "_cpu_ns", "_frames", "_has_parts", "_mark_ns", "delay_ns", "next_cpu_ns", "next_delay_ns", "next_parts_ns",
-        "own_process", "spans", "worker",
+        "_cpu_ns", "_frames", "_has_parts", "_mark_ns", "delay_ns", "files_nbytes", "next_cpu_ns", "next_delay_ns",
+        "next_parts_ns", "own_process", "spans", "worker",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -155,7 +159,7 @@ class Recorder:
         self.worker = MAIN
         self.own_process = self._has_parts = False
         self.next_cpu_ns = self.next_delay_ns = self.next_parts_ns = self._mark_ns = 0
-        self.delay_ns = self._cpu_ns = -1
+        self.delay_ns = self.files_nbytes = self._cpu_ns = -1
         self._frames: list[PartFrame] = []
 
     def begin(self) -> list[SpanTuple] | None:
@@ -325,9 +329,9 @@ def set_worker(worker: int, *, own_process: bool = False) -> None:
 
 
 def add_run_delay(spans: list[SpanTuple], now_ns: int, *, among_threads: bool = False) -> None:
-    """Append the run delay since the last reading.
+    """Append the run delay and the bytes read since the last reading.
 
-    It is read once in `RUN_DELAY_EVERY_NS`. In a worker that is a thread, a `LOCK` span is appended, too.
+    They are read once in `RUN_DELAY_EVERY_NS`. In a worker that is a thread, a `LOCK` span is appended, too.
     `among_threads` is for the loop: True if its workers are threads.
     """
     current = _threads.recorder
@@ -342,6 +346,9 @@ def add_run_delay(spans: list[SpanTuple], now_ns: int, *, among_threads: bool = 
     before, current.delay_ns = current.delay_ns, _run_delay_ns()
     if 0 <= before <= current.delay_ns:
         spans.append((RUN_DELAY, before, current.delay_ns, current.worker))
+    before, current.files_nbytes = current.files_nbytes, _files_nbytes(own_process=current.own_process)
+    if 0 <= before <= current.files_nbytes:
+        spans.append((FILES + NBYTES, before, current.files_nbytes, current.worker))
 
 
 def _run_delay_ns() -> int:
@@ -353,6 +360,22 @@ def _run_delay_ns() -> int:
     with suppress(OSError, IndexError, ValueError), open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
         return int(file.read().split()[1])
     return -1
+
+
+def _files_nbytes(*, own_process: bool) -> int:
+    """Bytes that this thread has read from files and pipes.
+
+    With `own_process`, those of its whole process. Mapped files are not counted. -1 where the kernel does not count
+    bytes.
+    """
+    path = "/proc/self/io" if own_process else "/proc/thread-self/io"
+    with suppress(OSError, IndexError, ValueError), open(path, "rb", buffering=0) as file:
+        return int(file.read(_RCHAR_END).split(maxsplit=2)[1])  # "rchar: 4096", the first line
+    return -1
+
+
+_RCHAR_END = 64
+"""Bytes of the file that contain its first line."""
 
 
 def _lock_wait(worker: int) -> SpanTuple:

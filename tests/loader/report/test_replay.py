@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from simulated_pipeline import Pipeline, Run
 
 from feedline.core.copying import CopyRates
+from feedline.core.telemetry import MAIN, Span
 from feedline.loader.report import verdict
-from feedline.loader.report.measured import Measured
+from feedline.loader.report.advice import predict
+from feedline.loader.report.measured import Measured, files_nbytes_of
 from feedline.loader.report.model import Model
 from feedline.loader.report.replay import (
     INLINE,
@@ -228,6 +230,15 @@ def test_workers_that_wait_for_each_other_gain_nothing_from_more() -> None:
     assert contended(0.05).gain(more) > 3, "a lock that is rarely waited for is free most of the time"
 
 
+@pytest.mark.parametrize("fetch", [(0, 10), (5, 5), (10, 10)])
+@pytest.mark.parametrize("others", [2, 6])
+def test_uneven_run_delays_do_not_look_like_waiting(fetch: tuple[int, int], others: int) -> None:
+    run = Pipeline(fetch=fetch, step=(5, 0), workers=1, others=others, batches=80).run()
+    measured = Measured.of(run.recent, run.stats)
+    assert all(task.wait_s >= 0 for batch in measured.batches for task in batch.work.values())
+    assert measured.mean("fetch").wait_s == pytest.approx(fetch[0] / 1000, abs=0.0002)
+
+
 def test_the_headroom_goes_both_ways() -> None:
     model = model_of(Pipeline(fetch=(40, 0), step=(10, 0), workers=1).run())
     assert model.free_gain == pytest.approx(4, rel=0.1)
@@ -275,6 +286,65 @@ def test_more_workers_gain_nothing_where_copies_use_up_the_memory_bandwidth() ->
     assert gain(inf) > 2.5
     assert gain(2.0) == pytest.approx(1.0, abs=0.1)
     assert gain(4.0) == pytest.approx(2.0, rel=0.15)
+
+
+@given(st.integers(1, 5), st.integers(0, 1 << 30), st.lists(st.booleans(), min_size=20, max_size=80), st.booleans())
+def test_batches_of_equal_bytes_give_these_whenever_workers_read_their_counters(
+    workers: int, nbytes: int, reads: list[bool], together: bool
+) -> None:
+    recent = [list[Span]() for _ in reads]
+    for worker in range(workers):
+        counter = last = 0
+        for number in range(worker, len(reads), 1 if together else workers):
+            counter += nbytes
+            if reads[number] or number < 2 * workers:
+                recent[number].append(Span("files.nbytes", last, counter, worker))
+                last = counter
+    expected = pytest.approx(nbytes * workers if together else nbytes)
+    assert files_nbytes_of(recent) == expected
+    for spans in recent:  # what the loop reads is not part of a batch
+        spans.append(Span("files.nbytes", 0, 1000, MAIN))
+    assert files_nbytes_of(recent) == expected
+
+
+def test_bytes_read_are_unknown_before_a_worker_has_read_its_counter_twice() -> None:
+    assert files_nbytes_of([]) == 0
+    assert files_nbytes_of([[Span("files.nbytes", 0, 100, MAIN)], [Span("files.nbytes", 100, 300, MAIN)]]) == 200
+    assert files_nbytes_of([[Span("files.nbytes", 0, 100, 0)], [Span("files.nbytes", 0, 100, 1)]]) == 0
+
+
+def reading(run: Run, nbytes: int) -> Run:
+    """The run, whose workers read files with each batch."""
+    for spans in run.recorded:
+        worker = next(span.worker for span in spans if span.stage == "fetch")
+        spans.append(Span("files.nbytes", 0, nbytes, worker))
+    return run
+
+
+def test_more_workers_gain_nothing_where_reads_use_up_the_memory_bandwidth() -> None:
+    pipeline = Pipeline(fetch=(0, 20), step=(1, 0), workers=2, cpus=8)
+
+    def gain(run: Run, copiers: float) -> float:
+        model = model_of_stats(run, run.stats, CopyRates(10e9, copiers))
+        return model.gain(model.with_setting(replace(model.present.setting, num_workers=6)))
+
+    assert not verdict.copies_much(pipeline.run().stats, pipeline.run().recent)
+    assert verdict.copies_much(pipeline.run().stats, reading(pipeline.run(), int(0.02 * 10e9)).recent)
+    assert gain(pipeline.run(), 2.0) > 2.5
+    assert gain(reading(pipeline.run(), int(0.02 * 10e9)), inf) > 2.5
+    assert gain(reading(pipeline.run(), int(0.02 * 10e9)), 2.0) == pytest.approx(1.0, abs=0.1)
+    assert gain(reading(pipeline.run(), int(0.01 * 10e9)), 2.0) == pytest.approx(2.0, rel=0.15)
+
+
+def test_the_range_includes_what_caches_may_change_where_copies_are_the_limit() -> None:
+    run = reading(Pipeline(fetch=(0, 20), step=(1, 0), workers=1, cpus=8).run(), int(0.03 * 10e9))
+    model = model_of_stats(run, run.stats, CopyRates(10e9, 1.8))
+    assert model.measured.cached_copying == pytest.approx(1.5, rel=0.05)
+    gain = predict(model, {"num_workers": 2})
+    assert gain is not None
+    assert gain.gain == pytest.approx(1.8, rel=0.05)
+    assert gain.low == pytest.approx(1.2, rel=0.05)
+    assert gain.high == pytest.approx(2.0, rel=0.05)
 
 
 def model_of_stats(run: Run, stats: Stats, rates: CopyRates) -> Model:

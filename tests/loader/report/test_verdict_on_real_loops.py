@@ -6,6 +6,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +90,33 @@ def test_the_limit_is_named_and_the_waiting_explained(
 def advises_workers(verdict: Verdict) -> bool:
     first = verdict.advice[0]
     return first.arguments.get("num_workers", 0) > 2 and first.gain > 1.5
+
+
+class Reads(Waits):
+    """Samples that are a small part of a file."""
+
+    def __init__(self, path: Path, length: int) -> None:
+        super().__init__(0.001, length)
+        self.path = path
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + len(self.path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, THREADS, {**THREADS, "worker_method": "process"}],
+    ids=["inline", "threads", "processes"],
+)
+def test_all_bytes_that_samples_read_from_files_are_counted(arguments: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4 << 20))
+    with fl.DataLoader(Reads(path, 480), batch_size=4, **arguments) as loader:
+        for _ in loader:
+            time.sleep(0.004)
+        model = loader.report().replayed
+    assert model is not None
+    assert model.measured.files_nbytes == pytest.approx(16 << 20, rel=0.05)
 
 
 class OneAtATime(Waits):

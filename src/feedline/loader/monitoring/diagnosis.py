@@ -74,7 +74,7 @@ def verdict_of(loader: Any, monitor: Any, pools: LoaderPools, *, quick: bool, li
         sending=monitor.sending.cost,
         # Both take milliseconds.
         memory_left_nbytes=memory_left(Cgroup.of_process()) if grows(stats) else None,
-        copy_rates=None if quick or not copies_much(stats) else measure_copy_rates(affine_cpus()),
+        copy_rates=None if quick or not copies_much(stats, recent) else measure_copy_rates(affine_cpus()),
     )
     verdict = replace(diagnose(stats, context, recent, quick=quick), write_page=monitor.write_page)
     return with_lines(verdict, loader) if lines else verdict

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from feedline.core.stage_parts import DECODE, TRANSFORM
@@ -64,12 +65,12 @@ def _advice(
     case: Case,
     text: str,
     arguments: Mapping[str, Any],
-    other: Case | None = None,
+    *others: Case,
     basis: Basis = "replayed",
 ) -> Iterator[Advice]:
     """Advice for a case; none where the gain is too small."""
     if model.gain(case) >= LEAST_GAIN:
-        gain = model.range_of(case, other)
+        gain = model.range_of(case, *others)
         yield Advice(text, dict(arguments), *gain, basis=basis)
 
 
@@ -87,7 +88,7 @@ def more_or_fewer_workers(model: Model, stats: Stats) -> Iterator[Advice]:
     half = next((number for number, gain in gains.items() if gain - 1 >= 0.6 * (best - 1)), wanted)
     for number in dict.fromkeys((wanted, half)):
         text = _reason_for_workers(model, number) + _mention_of_kernels(model, cases[number])
-        yield from _advice(model, cases[number], text, {"num_workers": number}, _doubtful_case(model, cases[number]))
+        yield from _advice(model, cases[number], text, {"num_workers": number}, *_doubtful_cases(model, cases[number]))
 
 
 def _mention_of_kernels(model: Model, case: Case) -> str:
@@ -124,6 +125,25 @@ def _with_workers(model: Model, number: int) -> Case:
     return model.with_setting(
         EngineSetting(number, 2, context.in_order, method, context.round_robin and method == PROCESS)
     )
+
+
+def _doubtful_cases(model: Model, case: Case) -> Iterator[Case]:
+    """The same change under other assumptions about unmeasurable facts."""
+    yield _doubtful_case(model, case)
+    yield from _other_caches(model, case)
+
+
+def _other_caches(model: Model, case: Case) -> Iterator[Case]:
+    """The same change under other assumptions about caches.
+
+    Workers copy within caches, or evict each other's bytes from caches. Nothing where copies cannot be the limit in
+    either case.
+    """
+    copying, copiers = model.measured.most_copying, case.machine.copiers
+    faster = model.measured.cached_copying
+    if case.setting.num_workers * copying * faster > copiers:
+        for other in (inf, max(copiers / faster, 1.0)):
+            yield case._replace(machine=replace(case.machine, copiers=other))
 
 
 def _doubtful_case(model: Model, case: Case) -> Case:
@@ -218,11 +238,11 @@ def other_pools(model: Model, _: Stats) -> Iterator[Advice]:
     if setting.method == PROCESS and context.thread_safe and not context.together:
         case = model.with_setting(replace(setting, method=THREAD, round_robin=False))
         text = "threads send nothing between processes"
-        yield from _advice(model, case, text, {"worker_method": "thread"}, _doubtful_case(model, case))
+        yield from _advice(model, case, text, {"worker_method": "thread"}, *_doubtful_cases(model, case))
     if setting.method == THREAD and not context.together:
         case = model.with_setting(replace(setting, method=PROCESS, round_robin=context.round_robin))
         text = f"threads share Python's lock, and compute on {model.measured.concurrency:.1f} CPUs together"
-        yield from _advice(model, case, text, {"worker_method": "process"}, _doubtful_case(model, case))
+        yield from _advice(model, case, text, {"worker_method": "process"}, *_doubtful_cases(model, case))
     if setting.method != INLINE and not context.adapts:
         sent_s = sum(model.measured.mean(stage).alone_s for stage in ("serialize", "receive")) + model.machine.latency_s
         text = f"a batch costs {seconds(sent_s)} on its way from the worker, and {_building(model)} to build"
@@ -415,7 +435,7 @@ def predict(model: Model, arguments: Mapping[str, Any]) -> Gain | None:
         gain = model.without_startup()
         return Gain(gain, gain, gain)
     case = case_of(model, arguments)
-    return None if case is None else model.range_of(case, _doubtful_case(model, case))
+    return None if case is None else model.range_of(case, *_doubtful_cases(model, case))
 
 
 def case_of(model: Model, arguments: Mapping[str, Any]) -> Case | None:

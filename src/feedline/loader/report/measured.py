@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
-from feedline.core.telemetry import CPU, MAIN, RUN_DELAY, Span
+from feedline.core.telemetry import CPU, FILES, MAIN, NBYTES, RUN_DELAY, Span
 from feedline.loader.report.replay import MAIN_STAGES, NO_TASK, BatchTimes, Task
 from feedline.loader.report.stats import Stats, is_wall
 
@@ -57,6 +57,10 @@ class Measured:
     """Number of times that a step stops to wait."""
     has_cpu: bool = False
     """True if CPU times were measured; else all work counts as computing."""
+    files_nbytes: float = 0.0
+    """Bytes that a batch has copied out of files and pipes, by whatever code."""
+    cached_copying: float = 1.0
+    """Rate of the stage that copies for the longest time, as a multiple of the rate without caches; at least 1."""
 
     @classmethod
     def of(cls, recent: Sequence[Sequence[Span]], stats: Stats) -> Self:
@@ -70,7 +74,7 @@ class Measured:
         # The latest batches may be so short that no CPU time was read for some stage.
         ratios = {**_ratios_of_totals(stats), **_cpu_ratios(tables)}
         return cls(
-            tuple(table.batch(ratios, delay) for table in later),
+            _without_debts([table.batch(ratios, delay) for table in later]),
             period_s=_mean(table.wall["step"] + table.wall.get("wait", 0.0) for table in later),
             wait_s=_mean(table.wall.get("wait", 0.0) for table in later),
             step_s=_mean(table.wall["step"] for table in later),
@@ -84,6 +88,7 @@ class Measured:
             delay=delay,
             delayed_s=sum(sum(table.delay.values()) for table in tables) / len(later) if has_delay else 0.0,
             has_cpu=bool(ratios),
+            files_nbytes=files_nbytes_of(recent),
         )
 
     @classmethod
@@ -110,22 +115,32 @@ class Measured:
     def with_copying(self, nbytes: float, rate: float) -> Self:
         """The same batches, of `nbytes` each, with their use of memory bandwidth.
 
-        Each stage of building writes a batch once, at most at `rate` bytes per second.
+        Each stage of building writes a batch once, and the first copies what is read from files. A thread copies at
+        most `rate` bytes per second; one that copies faster finds bytes in caches.
         """
+        copy_s = {stage: (nbytes + self.files_nbytes * (stage == "fetch")) / rate for stage in BUILD_STAGES}
 
-        def copies(task: Task) -> Task:
-            return task._replace(copying=min(nbytes / rate / task.cpu_s, 1.0) if task.cpu_s else 0.0)
+        def copies(stage: str, task: Task) -> Task:
+            return task._replace(copying=min(copy_s[stage] / task.cpu_s, 1.0) if task.cpu_s else 0.0)
 
         def copied(batch: BatchTimes) -> BatchTimes:
-            return replace(batch, work={stage: copies(task) for stage, task in batch.work.items()})
+            return replace(batch, work={stage: copies(stage, task) for stage, task in batch.work.items()})
 
-        return replace(self, batches=tuple(map(copied, self.batches)))
+        cpu_s = {stage: self.mean(stage).cpu_s for stage in BUILD_STAGES}
+        longest = max(BUILD_STAGES, key=lambda stage: min(copy_s[stage], cpu_s[stage]))
+        faster = max(copy_s[longest] / cpu_s[longest], 1.0) if cpu_s[longest] else 1.0
+        return replace(self, batches=tuple(map(copied, self.batches)), cached_copying=faster)
 
     @property
     def copiers(self) -> float:
         """Mean use of memory bandwidth, as a number of copying threads."""
         used_s = sum(task.cpu_s * task.copying for task in map(self.mean, BUILD_STAGES))
         return used_s / self.period_s if self.period_s else 0.0
+
+    @property
+    def most_copying(self) -> float:
+        """Use of memory bandwidth by the stage that copies most."""
+        return max(task.copying for task in map(self.mean, BUILD_STAGES))
 
     @property
     def delay_share(self) -> float:
@@ -167,6 +182,26 @@ class Measured:
         stages = (*BUILD_STAGES, *MAIN_STAGES)
         used_s = sum(task.cpu_s * task.width for task in map(self.mean, stages))
         return used_s / self.period_s if self.period_s else 0.0
+
+
+def files_nbytes_of(recent: Sequence[Sequence[Span]]) -> float:
+    """Mean bytes per batch that workers have read from files and pipes.
+
+    Without workers, those of the loop. A worker reads its counter with some of its batches: between two of them, all
+    batches count.
+    """
+    readings = defaultdict[int, list[tuple[int, int]]](list)
+    for place, spans in enumerate(recent):
+        for stage, before, now, owner in spans:
+            if stage == FILES + NBYTES:
+                readings[owner].append((place, now - before))
+    if len(readings) > 1:
+        readings.pop(MAIN, None)
+    return sum(
+        sum(nbytes for _, nbytes in read[1:]) / (read[-1][0] - read[0][0])
+        for read in readings.values()
+        if len(read) > 1
+    )
 
 
 @dataclass(slots=True)
@@ -222,7 +257,37 @@ def _task(wall_s: float, cpu_s: float | None, delay: float) -> Task:
         return Task(0.0, wall_s / (1 + delay), min(cpu_s / wall_s, _WIDEST)) if wall_s else NO_TASK
     if cpu_s * (1 + delay) < _COMPUTES * wall_s or cpu_s < _HARDLY_COMPUTES * wall_s:
         delay = 0.0
-    return Task(max(wall_s - cpu_s * (1 + delay), 0.0), min(cpu_s, wall_s))
+    wait_s = wall_s - cpu_s * (1 + delay)
+    return Task(wait_s if delay else max(wait_s, 0.0), min(cpu_s, wall_s))
+
+
+def _without_debts(batches: Sequence[BatchTimes]) -> tuple[BatchTimes, ...]:
+    """The batches, with no waiting below zero and the same mean waiting.
+
+    A batch with less than the mean run delay seems to wait for less than nothing. Those with more would seem to wait,
+    if it was not taken from their waiting.
+    """
+    waits = defaultdict[str, list[float]](list)
+    for batch in batches:
+        for stage, task in _stages(batch).items():
+            waits[stage].append(task.wait_s)
+    left = {
+        stage: max(sum(each), 0.0) / (sum(max(wait_s, 0.0) for wait_s in each) or 1.0) for stage, each in waits.items()
+    }
+
+    def paid(stage: str, task: Task) -> Task:
+        return task._replace(wait_s=left[stage] * max(task.wait_s, 0.0))
+
+    def changed(batch: BatchTimes) -> BatchTimes:
+        tasks = {stage: paid(stage, task) for stage, task in _stages(batch).items()}
+        work = {stage: tasks.pop(stage) for stage in batch.work}
+        return BatchTimes(work, **tasks)
+
+    return tuple(map(changed, batches))
+
+
+def _stages(batch: BatchTimes) -> dict[str, Task]:
+    return {**batch.work, **{stage: getattr(batch, stage) for stage in MAIN_STAGES}}
 
 
 _HARDLY_COMPUTES = 0.05

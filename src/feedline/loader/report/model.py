@@ -110,10 +110,10 @@ class Model:
     def _gains(self) -> dict[Case, float]:
         return {}
 
-    def range_of(self, case: Case, other: Case | None = None) -> Gain:
+    def range_of(self, case: Case, *others: Case) -> Gain:
         """The gain with its range, from resampled batches.
 
-        `other` is the same change under another assumption about the machine, which widens the range.
+        `others` are the same change under other assumptions about the machine, which widen the range.
         """
         if not self.has_ranges:
             return Gain(gain := self.gain(case), gain, gain)
@@ -123,7 +123,7 @@ class Model:
         error = 0.02 + min(abs(self.now_s / self.measured.period_s - 1) / 2, 0.2) if self.measured.period_s else 0.02
         gain = self.gain(case)
         edges = [gain, gains[1] * (1 - error), gains[-2] * (1 + error)]
-        edges += [] if other is None else [self.gain(other)]
+        edges += map(self.gain, others)
         return Gain(gain, min(edges), max(edges))
 
     def removal(self, stage: str) -> Case:

@@ -17,7 +17,7 @@ from feedline.loader.report.advice import advise, predict
 from feedline.loader.report.context import THROTTLED_SHARE, Context
 from feedline.loader.report.copies import copies_of
 from feedline.loader.report.incidents import incidents
-from feedline.loader.report.measured import BUILD_STAGES, Measured
+from feedline.loader.report.measured import BUILD_STAGES, Measured, files_nbytes_of
 from feedline.loader.report.model import Gain, Model
 from feedline.loader.report.parts import STAGES_WITH_PARTS, dominant_part, sentence
 from feedline.loader.report.remedy import LEAST_GAIN, Advice
@@ -208,8 +208,8 @@ def model_of(stats: Stats, context: Context, recent: Sequence[Sequence[Span]], *
     if stats.throttled_share is not None:
         context = replace(context, throttled=stats.throttled_share > THROTTLED_SHARE)
     measured = Measured.of(recent[-LEAST_REPLAYED:] if quick else recent, stats)
-    if context.copy_rates is not None and stats.delivered_nbytes:
-        measured = measured.with_copying(stats.delivered_nbytes, context.copy_rates.thread_rate)
+    if context.copy_rates is not None:
+        measured = measured.with_copying(stats.delivered_nbytes or 0.0, context.copy_rates.thread_rate)
     return (
         Model.of(measured, context, has_ranges=not quick)
         if measured.batches and measured.period_s > _NOTHING_S
@@ -327,8 +327,9 @@ def _machine(model: Model) -> str:
     cpus, measured = model.context.cpus, model.measured
     if model.present.setting.method == THREAD and model.machine.gil_share >= 1:
         return "Its threads hold Python's lock in turn: only one of them computes at a time."
-    if measured.copiers > _BANDWIDTH_SHARE * model.machine.copiers:
-        return f"Its copies use the memory bandwidth, which {model.machine.copiers:.1f} threads use up."
+    copiers = model.machine.copiers
+    if copiers < _BANDWIDTH_SHARE * cpus and measured.copiers > _BANDWIDTH_SHARE * copiers:
+        return f"Its copies use the memory bandwidth, which {copiers:.1f} threads use up."
     width = measured.mean("fetch").width
     demand = model.present.setting.num_workers * width
     if demand > cpus and measured.concurrency > 0.8 * cpus:
@@ -433,13 +434,16 @@ def _basis(model: Model, stats: Stats) -> str:
     return f"{explained} {count(stats.batches, 'batch')}, {seconds(stats.wall_s)}.{gpu}"
 
 
-def copies_much(stats: Stats) -> bool:
+def copies_much(stats: Stats, recent: Sequence[Sequence[Span]]) -> bool:
     """True if memory bandwidth may limit the building of batches.
 
-    The bandwidth can be the limit only if batches are built fast for their size.
+    The bandwidth can be the limit only if building computes for a short time, for the size of the batches or of what
+    they read. Waiting does not count: it overlaps with other workers.
     """
-    built_s = sum(stats.stages[stage].total_s for stage in BUILD_STAGES if stage in stats.stages)
-    return built_s > 0 and (stats.delivered_nbytes or 0.0) * stats.batches / built_s > _FAST_NBYTES_PER_S
+    times = [stats.stages[stage] for stage in BUILD_STAGES if stage in stats.stages]
+    built_s = sum(each.total_s if each.cpu_s is None else each.cpu_s for each in times)
+    copied_nbytes = (stats.delivered_nbytes or 0.0) + files_nbytes_of(recent)
+    return built_s > 0 and copied_nbytes * stats.batches / built_s > _FAST_NBYTES_PER_S
 
 
 _FAST_NBYTES_PER_S = 0.5e9
