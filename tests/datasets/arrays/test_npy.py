@@ -292,3 +292,26 @@ def test_a_file_that_is_removed_while_it_is_read_stays_readable(tmp_path: Path) 
     (tmp_path / "x.npy").unlink()
     time.sleep(2 * RECHECK_S)
     assert dataset[1].equal(torch.from_numpy(IMAGES[1]))
+
+
+def test_data_behind_an_array_is_an_error(tmp_path: Path) -> None:
+    """NumPy reads the first of several arrays, and no rows that were appended without a new header."""
+    array = np.arange(12, dtype=np.float32).reshape(6, 2)
+    with open(tmp_path / "a.npy", "wb") as file:
+        np.save(file, array)
+        alone = file.tell()
+        np.save(file, array)
+    whole = (tmp_path / "a.npy").read_bytes()
+    system = fsspec.filesystem("memory")
+    for data in (whole, whole[:alone] + array[:1].tobytes()):
+        (tmp_path / "a.npy").write_bytes(data)
+        system.pipe("/behind/a.npy", data)
+        for place in (tmp_path / "a.npy", "memory://behind/a.npy"):
+            count = len(data) - alone
+            with pytest.raises(SampleError, match=rf"a\.npy has {count} bytes behind its array of shape \(6, 2\)"):
+                ArrayFile(place)
+    system.rm("/behind", recursive=True)
+    (tmp_path / "a.npy").write_bytes(whole[:alone] + bytes(5000))  # a file may be filled up to whole blocks
+    assert len(ArrayFile(tmp_path / "a.npy")) == 6
+    (tmp_path / "a.npy").write_bytes(whole[:alone])
+    assert len(ArrayFile(tmp_path / "a.npy")) == 6

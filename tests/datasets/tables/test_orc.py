@@ -109,6 +109,18 @@ def test_truncated_orc_is_named(tmp_path: Path, cut: float) -> None:
         ORC(tmp_path)
 
 
+@pytest.mark.parametrize("rows", [5, N])
+def test_orc_files_that_cat_has_joined_are_named(tmp_path: Path, rows: int) -> None:
+    """The last footer has the places of stripes in the last file, so rows of the first one would be read."""
+    data = write_orc(tmp_path / "a.orc", TABLE[:rows]).read_bytes()
+    assert len(ORC(tmp_path)) == rows
+    for joined in (data * 2, data * 3):
+        (tmp_path / "a.orc").write_bytes(joined)
+        place = len(joined) - len(data)
+        with pytest.raises(SampleError, match=rf"a\.orc .*several files, .* the last one begins at byte {place}\)"):
+            ORC(tmp_path)
+
+
 def test_orc_files_of_other_columns_are_refused(tmp_path: Path) -> None:
     write_orc(tmp_path / "a.orc", pa.table({"x": [1]}))
     write_orc(tmp_path / "b.orc", pa.table({"x": [1.5]}))

@@ -480,9 +480,26 @@ def test_summaries_of_a_folder_are_no_files_of_rows(tmp_path: Path) -> None:
     pq.write_metadata(table.schema, tmp_path / "_metadata", footers)
     pq.write_metadata(table.schema, tmp_path / "_common_metadata")
     assert len(Parquet(tmp_path)) == 20
-    for name, what in [("_metadata", "row groups of other files, such as 0.parquet"), ("_common_metadata", "schema")]:
+    for name, what in [("_metadata", "row groups of other files"), ("_common_metadata", "schema")]:
         for paths in (tmp_path / name, [tmp_path / "0.parquet", tmp_path / name]):
-            with pytest.raises(ArgumentError, match=rf"{name} .*{what}.* and no rows: give the folder {tmp_path},"):
+            with pytest.raises(ArgumentError, match=rf"{name} .*{what}.*, and no rows: give the folder {tmp_path},"):
                 Parquet(paths)
     pq.write_table(table[:0], tmp_path / "2.parquet")
     assert len(Parquet(tmp_path / "2.parquet")) == 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"write_page_index": True, "row_group_size": 10}, {"use_dictionary": False}])
+def test_files_that_cat_has_joined_are_named(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """The footer has the places of rows in the last file, so rows of the first one would be read."""
+    table = pa.table({"x": list(range(100)), "y": [f"text {number}" for number in range(100)]})
+    pq.write_table(table, tmp_path / "a.parquet", **settings)
+    data = (tmp_path / "a.parquet").read_bytes()
+    assert len(Parquet(tmp_path)) == 100
+    pq.write_table(table[:50], tmp_path / "b.parquet", **settings)
+    short = (tmp_path / "b.parquet").read_bytes()
+    (tmp_path / "b.parquet").unlink()
+    for joined in (data * 2, data * 3, short + data, data + short):
+        (tmp_path / "a.parquet").write_bytes(joined)
+        last = len(short if joined.endswith(short) else data)
+        with pytest.raises(SampleError, match=rf"several Parquet files, .* begins at byte {len(joined) - last}\. Join"):
+            Parquet(tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from feedline.core.paths import Pathlike
 from feedline.datasets.arrays.npy_layout import NpySource, NpzMember, Raw, layout_of, path_of
 from feedline.datasets.arrays.rows import ArrayLayout, FileArrays
 from feedline.datasets.paths import find_each, no_files_error
-from feedline.errors import ArgumentError
+from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
 from feedline.stores.files import Extent, FileSet
 
@@ -85,7 +86,30 @@ def _read_layouts(files: FileSet, sources: Sequence[NpySource]) -> list[ArrayLay
     for number, layout in enumerate(layouts):
         if files.store(number) is not None:
             _check_row_order(files.name(number), layout)
+    _check_alone(files, layouts, [_stop(*each) for each in zip(sources, sizes, strict=True)])
     return layouts
+
+
+_EXAMINED_NBYTES = 4096
+
+
+def _check_alone(files: FileSet, layouts: Sequence[ArrayLayout], stops: Sequence[int]) -> None:
+    """Raise SampleError for data behind an array, which NumPy leaves out; zeros may fill up the file."""
+    ends = [layout.offset + prod(layout.shape) * layout.dtype.itemsize for layout in layouts]
+    longer = [number for number, (end, stop) in enumerate(zip(ends, stops, strict=True)) if end < stop]
+    behind = files.read([Extent(n, ends[n], min(stops[n], ends[n] + _EXAMINED_NBYTES)) for n in longer])
+    for number, data in zip(longer, behind, strict=True):
+        if bytes(data).strip(b"\0"):
+            raise SampleError(
+                f"{files.name(number)} has {stops[number] - ends[number]} bytes behind its array of shape"
+                f" {layouts[number].shape}, which would be left out: were several arrays saved in one file, or rows"
+                " appended without a new header? Save each array in a file of its own"
+            )
+
+
+def _stop(source: NpySource, size: int) -> int:
+    """Where the bytes of a source end in its file."""
+    return source.start + source.nbytes if isinstance(source, NpzMember) else size
 
 
 def _named(source: NpySource, name: str, typed: Callable[[str], Pathlike | Raw] | None) -> NpySource:

@@ -86,6 +86,7 @@ def _layout(nbytes: int, read: ReadRanges, with_streams: bool) -> ORCLayout:
     inflate = _inflater(script.get(2, 0))
     footer = list(protobuf.messages(inflate(tail[footer_at - first : script_at - first])))
     stripes = _stripes([protobuf.by_number(data) for number, data in footer if number == 3], nbytes)
+    _check_alone(stripes, footer_at - script.get(5, 0), read)
     footers = read([(int(at), int(stop)) for _, at, stop, _ in stripes]) if with_streams else []
     streams = [
         row
@@ -104,6 +105,13 @@ def _stripes(described: Sequence[dict[int, Any]], nbytes: int) -> NDArray[np.int
             raise DamagedORCError("its footer refers to bytes beyond the end of the file")
         rows.append((start, footer, footer + each.get(4, 0), each.get(5, 0)))
     return np.array(rows, np.int64).reshape(-1, 4)
+
+
+def _check_alone(stripes: NDArray[np.int64], end: int, read: ReadRanges) -> None:
+    """Raise DamagedORCError for files that were joined: the last footer has the places of stripes in the last file."""
+    before = end - int(stripes[:, 2].max(initial=0))
+    if len(stripes) and before > len(_MAGIC) and bytes(read([(before, before + len(_MAGIC))])[0]) == _MAGIC:
+        raise DamagedORCError(f"it contains several files, one behind the other; the last one begins at byte {before}")
 
 
 def _streams(stripe: int, start: int, footer: bytes) -> Iterator[tuple[int, int, int, int]]:

@@ -211,6 +211,20 @@ _ENCRYPTED = b"PARE"
 """End of a file whose footer is encrypted."""
 
 
+_MAGIC = b"PAR1"
+
+
+_SCHEMA_FILE = "_common_metadata"
+
+
+_LEAST_JOINED = 0.2
+"""Share of a file before its last row group's offsets from which it is examined; page indexes take less."""
+
+
+_MOST_INDEX_NBYTES = 64 << 10
+"""Bytes of page indexes between the rows and the footer that are allowed for."""
+
+
 _PARSED = 256
 """Parsed footers cached per process."""
 
@@ -294,7 +308,11 @@ class Footers:
             file = self._open(arrow.BufferReader(footer))
             metadata = self._parsed().put(number, file.metadata)
             groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
-            _check_has_rows(self._name(number), groups)
+            self._check_has_rows(number, groups, len(footer))
+            # pyarrow aborts where the chunks of an encrypted column are described, and a signature follows the footer.
+            is_plain = self._files.decryption is None and metadata.serialized_size == len(footer) - _TAIL_NBYTES
+            if groups and is_plain:
+                self._check_alone(number, groups[-1], len(footer))
             counts = [group.num_rows for group in groups]
             if min(counts, default=0) < 0 or max(counts, default=0) > _MOST_ROWS:
                 raise damage_error(self._name(number), "Parquet", "a row group has an impossible number of rows")
@@ -302,6 +320,35 @@ class Footers:
             largest = max((group.total_byte_size for group in groups), default=0)
             schema = strip_metadata(file.schema_arrow).serialize().to_pybytes()
         return memoryview(b"".join([_SIZES.pack(len(sizes), len(schema), max(0, largest)), sizes, schema, footer]))
+
+    def _check_has_rows(self, number: int, groups: Sequence[Any], footer_nbytes: int) -> None:
+        """Raise ArgumentError for a summary of the files of a folder."""
+        name = self._name(number)
+        folder, _, base = name.rpartition("/")
+        has_data = self._files.nbytes(number) > footer_nbytes + len(_MAGIC)
+        is_summary = not has_data and any(group.num_rows and group.num_columns for group in groups)
+        if is_summary or (base == _SCHEMA_FILE and not groups):
+            what = "lists the row groups of other files" if is_summary else "has the schema of a folder"
+            raise ArgumentError(
+                f"{name} {what}, and no rows: give the folder {folder}, where it is left out, or files with rows"
+            )
+
+    def _check_alone(self, number: int, last: Any, footer_nbytes: int) -> None:
+        """Raise SampleError for files that were joined: the last footer has the places of rows in the last file."""
+        chunks = (last.column(at) for at in range(last.num_columns))
+        starts = ((each.dictionary_page_offset or each.data_page_offset, each) for each in chunks)
+        end = max((start + each.total_compressed_size for start, each in starts), default=0)
+        nbytes = self._files.nbytes(number)
+        before = nbytes - end - footer_nbytes
+        if before < nbytes * _LEAST_JOINED:
+            return
+        begin = max(0, before - _MOST_INDEX_NBYTES)
+        seam = bytes(self._files.read(number, begin, before + 4)).rfind(2 * _MAGIC)
+        if seam >= 0:
+            raise SampleError(
+                f"{self._name(number)} contains several Parquet files, one behind the other; the last one begins at"
+                f" byte {begin + seam + 4}. Join their rows (pyarrow.parquet.write_table), or keep them separate"
+            )
 
     def _read(self, number: int) -> memoryview:
         """Read a footer: by one request, or two if it is long."""
@@ -311,27 +358,13 @@ class Footers:
         wanted = _TAIL_NBYTES + (int.from_bytes(end[-_TAIL_NBYTES:-4], "little") if nbytes > _TAIL_NBYTES else 0)
         if bytes(end[-4:]) == _ENCRYPTED and self._files.decryption is None:
             raise _encrypted_error(name, "it is encrypted")
-        if bytes(end[-4:]) not in (b"PAR1", _ENCRYPTED) or wanted > nbytes:
+        if bytes(end[-4:]) not in (_MAGIC, _ENCRYPTED) or wanted > nbytes:
             check_format(name, "Parquet", bytes(self._files.read(number, 0, min(nbytes, BEGIN_NBYTES))))
             raise damage_error(name, "Parquet", "it has no footer at its end")
         self._first_read.learn(wanted)
         if wanted <= len(end):
             return end[-wanted:]
         return memoryview(bytes(self._files.read(number, nbytes - wanted, start)) + bytes(end))
-
-
-_SCHEMA_FILE = "_common_metadata"
-
-
-def _check_has_rows(name: str, groups: Sequence[Any]) -> None:
-    """Raise ArgumentError for a summary of the files of a folder."""
-    folder, _, base = name.rpartition("/")
-    others = [group.column(0).file_path for group in groups if group.num_columns and group.column(0).file_path]
-    if others or (base == _SCHEMA_FILE and not groups):
-        what = f"lists the row groups of other files, such as {others[0]}," if others else "has the schema of a folder"
-        raise ArgumentError(
-            f"{name} {what} and no rows: give the folder {folder}, where it is left out, or the files with the rows"
-        )
 
 
 def _split_footer(entry: memoryview) -> tuple[Summary, memoryview]:
