@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,9 @@ def test_each_file_is_named_after_a_module_of_its_room_or_a_subject() -> None:
         if not of_a_module and subject not in named and subject.replace("_", "") not in named:
             strays.append(path.relative_to(TESTS).as_posix())
     assert not strays
+
+
+def test_names_of_files_are_unique() -> None:
+    """A run of the whole suite cannot import two modules of one name; `formats` is a package."""
+    names = Counter(path.name for path in TESTS.rglob("test_*.py") if path.parent != TESTS / "formats")
+    assert [name for name, number in names.items() if number > 1] == []
