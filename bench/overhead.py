@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,11 @@ def all_short_epochs() -> None:
     short_epochs(0, list(torch.rand(32, 4)), " of a list, eight batches")
 
 
-def new_loaders() -> None:
-    """Loaders that are made and dropped."""
-    race = Contest("overhead, new loaders", unit="loaders/s", baseline="torch")
-    for name, made in (("torch", DataLoader), ("feedline", fl.DataLoader)):
-        race.add(name, lambda made=made: [made(Empty(8), 4) for _ in range(500)], work=500)  # type: ignore[misc]
+def new_loaders(name: str, use: Callable[[Any], object]) -> None:
+    """Loaders that are made, used and dropped."""
+    race = Contest(f"overhead, {name}", unit="loaders/s", baseline="torch")
+    for maker, made in (("torch", DataLoader), ("feedline", fl.DataLoader)):
+        race.add(maker, lambda made=made: [use(made(Empty(8), 4)) for _ in range(500)], work=500)  # type: ignore[misc]
     race.run(rounds=7).show()
 
 
@@ -119,4 +120,5 @@ if __name__ == "__main__":
         telemetry()
         audit()
     all_short_epochs()
-    new_loaders()
+    new_loaders("new loaders", type)
+    new_loaders("new loaders with a short epoch each", list)

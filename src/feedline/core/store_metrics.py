@@ -69,10 +69,11 @@ class Counters:
 
     def statistics(self) -> StoreStatistics:
         """The current sums."""
-        with self._lock:
-            if self._latest is None:  # each epoch reads them, and most loaders have no store
-                self._latest = StoreStatistics(**self._sums)
-            return self._latest
+        latest = self._latest  # each epoch reads them, and most loaders have no store
+        if latest is None:
+            with self._lock:
+                latest = self._latest = StoreStatistics(**self._sums)
+        return latest
 
     def take(self) -> dict[str, float]:
         """The sums other than 0; all are reset to 0."""

@@ -98,6 +98,7 @@ def _begin_again(loader: Any, setup: EpochSetup) -> tuple[Iteration, Progress]:
         # The state is that of the former epoch, whose order it must hold.
         setup.restore(order)
         raise
+    setup.follow(iteration)
     loader._fl_pools.setup = setup
     return iteration, progress
 

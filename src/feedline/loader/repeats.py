@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from operator import attrgetter, is_
 from threading import get_ident
@@ -19,7 +20,7 @@ from feedline.core.huggingface import is_table
 from feedline.core.torch_wrappers import ranges_of
 from feedline.loader.building.builder import BatchBuilder
 from feedline.loader.building.foreign import may_be_recognized
-from feedline.loader.loop import is_iterated
+from feedline.loader.loop import Iteration, is_iterated
 from feedline.loader.plan import Plan
 from feedline.loader.step_clocks import StepClocks
 from feedline.samplers import Shuffled
@@ -40,6 +41,7 @@ class EpochSetup:
         """The thread that began the epoch. Another one gets its own set-up: both may iterate at once."""
         self.clocks = StepClocks(has_processes=False, works_ahead=False)
         self._inputs, self._lengths = _inputs_of(loader), _lengths_of(loader)
+        self._latest: Callable[[], Iteration | None] | None = None
 
     @classmethod
     def of(cls, loader: Any, plan: Plan, builder: Any, pool: Any) -> EpochSetup | None:
@@ -68,8 +70,19 @@ class EpochSetup:
             # By identity: `==` is the user's own code.
             and all(map(is_, _inputs_of(loader), self._inputs))
             and _lengths_of(loader) == self._lengths
-            and not is_iterated(loader)
+            and not self._is_iterated(loader)
         )
+
+    def _is_iterated(self, loader: Any) -> bool:
+        """True if an iteration of the loader goes on."""
+        if self._latest is None:
+            return is_iterated(loader)
+        latest = self._latest()
+        return latest is not None and not latest.closed
+
+    def follow(self, iteration: Iteration) -> None:
+        """Record the iteration that has begun with this set-up; all earlier ones are over."""
+        self._latest = weakref.ref(iteration)
 
     def order(self) -> dict[str, Any]:
         """The sampler's order, for `restore`."""

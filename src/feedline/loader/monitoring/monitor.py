@@ -175,11 +175,12 @@ class Monitor:
     def begin_again(self, progress: Progress) -> None:
         """Follow a new iteration with the same arguments."""
         assert self._sources is not None
-        self._keep_totals()
-        former = self._sources.progress.totals.sums
-        progress.totals.sums.in_order = former.in_order
+        former = self._sources.progress.totals
+        if former.sums.batches:
+            self._former = former
+        progress.totals.sums.in_order = former.sums.in_order
         pools, _, *others = self._sources
-        self._sources = _FigureSources(pools, progress, *others)
+        self._sources = tuple.__new__(_FigureSources, (pools, progress, *others))
         self._machine.follow_loop(None)
         self._follow(progress)
 

@@ -36,15 +36,17 @@ class Totals:
     epochs.
     """
 
+    # Defaults of the class: most short epochs change none of them.
+    slow_ns = -1
+    """A batch whose longest stage takes more time is among the slowest, for `keep_slow`."""
+    _closing_ns = 0
+    _padding: PaddingSums | None = None
+
     def __init__(self, recent: int = RECENT, whole: Totals | None = None) -> None:
         # A batch is added at once: those of an iteration that has been dropped are not lost.
         self.sums: SpanSums = new_sums(None if whole is None else whole.sums, recent)
-        self.slow_ns = -1
-        """A batch whose longest stage takes more time is among the slowest, for `keep_slow`."""
         self._recent = recent
         self._slowest: list[_SlowSpans] = []
-        self._closing_ns = 0
-        self._padding = PaddingSums()
         self._whole = whole
 
     @property
@@ -71,6 +73,8 @@ class Totals:
     def add_padding(self, padding: tuple[int, int]) -> None:
         """Count padded places and all places of a batch."""
         for totals in self._each():
+            if totals._padding is None:
+                totals._padding = PaddingSums()
             totals._padding.add(padding)
 
     def add_startup(self, elapsed_ns: int) -> None:
@@ -87,7 +91,10 @@ class Totals:
 
     def keep_slow(self, longest_ns: int, spans: Sequence[SpanTuple], request: Any) -> None:
         """Keep a slow batch; `longest_ns` is the result of `SpanSums.add`."""
-        slow = _SlowSpans(longest_ns, spans, request.epoch, request.number, getattr(request, "indices", ()))
+        # The constructor of tuple takes a third of the time of the named tuple's; each batch of a short epoch is kept.
+        slow = tuple.__new__(
+            _SlowSpans, (longest_ns, spans, request.epoch, request.number, getattr(request, "indices", ()))
+        )
         for totals in self._each():
             if longest_ns <= totals.slow_ns:
                 continue
@@ -137,7 +144,7 @@ class Totals:
             slowest=tuple(map(_slow_batch, _by_time(self._slowest))),
             read_nbytes=_read_nbytes(cells),
             delivered_nbytes=_delivered_nbytes(cells),
-            padding_share=self._padding.share,
+            padding_share=None if self._padding is None else self._padding.share,
         )
 
     def stages(self) -> dict[str, StageTimes]:
