@@ -44,7 +44,7 @@ def check_whole(file: BinaryIO, name: str) -> bool:
         return False
     sound = _find_sound(file, start, magic)
     if sound is None:
-        more = _find_more_flac(file, start) if magic == b"fLaC" else find_more_frames(file)
+        more = None if magic == b"fLaC" else find_more_frames(file)
         if more is not None:
             raise _joined_error(name, more)
         return False
@@ -76,19 +76,6 @@ def _joined_error(name: str, place: int | None) -> SampleError:
         f"{name} contains several files, one behind the other: another one begins{where}, which libsndfile leaves out."
         f" Join the sounds (ffmpeg -i {name} out.flac), or pass on_error='skip' to the loader"
     )
-
-
-def _find_more_flac(file: BinaryIO, start: int) -> int | None:
-    at = read_part(file, start, _SEARCHED_NBYTES).find(_FLAC, 1)
-    return start + at if at > 0 else None
-
-
-_FLAC = b"fLaC\0\0\0\x22"
-"""The beginning of a FLAC file: its name, and the header of a block of 34 bytes."""
-
-
-_SEARCHED_NBYTES = 4 << 20
-"""Bytes of a file in which another one is searched: more would slow down the indexing of large files."""
 
 
 class _ChunkLayout(NamedTuple):
@@ -193,13 +180,10 @@ def _check_pages(file: BinaryIO, start: int, name: str) -> None:
 
     All streams of a file begin before the second page of any of them.
     """
-    data, serials, at = read_part(file, start, _SEARCHED_NBYTES), set[bytes](), 0
+    data, serials, at = read_part(file, start, _BEGIN_NBYTES), set[bytes](), 0
     while (page := _OggPage.parse(data[at : at + _PAGE_HEAD_NBYTES])) is not None and page.is_first:
         serials.add(page.serial)
         at += page.nbytes
-    following = data.find(_FIRST_PAGE, at)
-    if following >= 0:
-        raise _joined_error(name, start + following)
     last = last_page(file, start)
     if last is None:
         raise SampleError(
@@ -224,8 +208,8 @@ def last_page(file: BinaryIO, start: int = 0) -> _OggPage | None:
     return None if behind and b"OggS".startswith(behind) else page
 
 
-_FIRST_PAGE = b"OggS\0\2"
-"""The beginning of a page that begins a stream."""
+_BEGIN_NBYTES = 4096
+"""Bytes that contain the first page of each stream. To search all of a file would take as long as to read it."""
 
 
 _PAGE_HEAD_NBYTES = 27 + 255
