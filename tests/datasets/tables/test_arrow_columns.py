@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from preloaded import Preloaded
 
 import feedline as fl
 from feedline.datasets import Arrow
@@ -303,6 +304,7 @@ def test_damaged_buffers_are_named_with_their_record_batch(bucket: Bucket, colum
 
 
 NAMES = pa.dictionary(pa.int8(), pa.string())
+NUMBERS = pa.dictionary(pa.int8(), pa.int16())
 
 
 @pytest.mark.parametrize("cache_nbytes", [0, 1 << 20])
@@ -313,14 +315,35 @@ NAMES = pa.dictionary(pa.int8(), pa.string())
         pa.struct({"p": pa.struct({"q": NAMES, "r": pa.int8()})}),
         pa.list_(pa.struct({"p": NAMES}), 2),
         pa.struct({"p": pa.list_(NAMES, 1)}),
+        pa.list_(NUMBERS, 2),
+        pa.struct({"p": pa.list_(pa.list_(NUMBERS, 2), 1)}),
     ],
     ids=str,
 )
-def test_indices_below_nulls_point_nowhere(bucket: Bucket, kind: Any, cache_nbytes: int) -> None:
+def test_indices_below_nulls_point_nowhere(bucket: Bucket, kind: Any, cache_nbytes: int, tmp_path: Path) -> None:
     """pyarrow writes 0 there, into an empty dictionary, and then calls its own file invalid."""
-    bucket.put(written([pa.record_batch({"a": pa.array([None, None], kind)})]))
-    with pytest.raises(SampleError, match=r"row 1: column 'a.* is null"):
-        Arrow(bucket.address, ["a"], cache_nbytes=cache_nbytes)[1]
+    data = written([pa.record_batch({"a": pa.array([None, None], kind)})])
+    bucket.put(data)
+    (tmp_path / "a.arrow").write_bytes(data)
+    for source in (bucket.address, tmp_path / "a.arrow"):
+        with pytest.raises(SampleError, match=r"row 1.*: column 'a.* is null"):
+            Arrow(source, ["a"], cache_nbytes=cache_nbytes)[1]
+
+
+def test_indices_are_checked_without_pyarrows_functions(preloaded: Preloaded, tmp_path: Path) -> None:
+    columns = {"a": pa.array([None], pa.struct({"p": NAMES})), "b": pa.array(["one"]).dictionary_encode()}
+    (tmp_path / "a.arrow").write_bytes(written([pa.record_batch(columns)]))
+    code, output = preloaded.run_code(READING, tmp_path)
+    assert (code, output) == (0, "{'a': {'p': ''}, 'b': 'one'}\n")
+
+
+READING = """
+from pathlib import Path
+import fsspec
+from feedline.datasets import Arrow
+fsspec.filesystem("memory").pipe("/a.arrow", Path("a.arrow").read_bytes())
+print(Arrow("memory://a.arrow", nulls={"a.p": ""})[0])
+"""
 
 
 @pytest.mark.parametrize("layout", ["dictionary", "struct", "list", "fixed-size list"])

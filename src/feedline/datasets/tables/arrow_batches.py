@@ -326,8 +326,8 @@ def _check_what_is_read(arrow: Any, array: Any) -> None:
         _check_what_is_read(arrow, array.storage)
     elif types.is_dictionary(kind):
         last = len(array.dictionary) - 1
-        bounds = arrow.compute.min_max(array.indices).as_py()
-        if bounds["min"] is not None and not 0 <= bounds["min"] <= bounds["max"] <= last:
+        codes = array.indices.drop_null().to_numpy()
+        if len(codes) and not 0 <= codes.min() <= codes.max() <= last:
             raise arrow.ArrowInvalid(f"a dictionary index is out of bounds: not in [0, {last}]")
         _check_what_is_read(arrow, array.dictionary)
     elif types.is_struct(kind):

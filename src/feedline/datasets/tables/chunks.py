@@ -240,20 +240,27 @@ def _dictionary(kind: ColumnType, array: Any) -> DictionaryChunk:
     return DictionaryChunk(items(places), values, len(array.dictionary), missing is not None)
 
 
-def _decode(array: Any) -> Any:
-    """Resolve dictionary codes to their values."""
+def _decode(array: Any, missing: NDArray[np.bool_] | None) -> Any:
+    """Resolve dictionary codes to their values, with nulls for those below the nulls `missing`."""
     array = _plain(array)
-    return _decode(array.dictionary_decode()) if hasattr(array, "dictionary") else array
+    if not hasattr(array, "dictionary"):
+        return array
+    codes = array.indices
+    if missing is not None:  # below a null, the code is undefined and may be outside the dictionary
+        inner = _missing(codes)
+        numbers = _items(np.dtype(codes.type.to_pandas_dtype()), codes)
+        codes = pyarrow("a table").array(numbers, mask=missing if inner is None else missing | inner)
+    return _decode(array.dictionary.take(codes), missing)
 
 
 def _numbers(kind: NumberType, array: Any) -> NumberChunk:
     rows, missing = len(array), _missing(array)
     while hasattr(array.type, "list_size"):
         size = array.type.list_size
-        array = _decode(array.values.slice(array.offset * size, len(array) * size))
-        inner = _missing(array)
         if missing is not None:
             missing = missing.repeat(size)
+        array = _decode(array.values.slice(array.offset * size, len(array) * size), missing)
+        inner = _missing(array)
         if inner is not None:
             missing = inner if missing is None else inner | missing
     assert len(array) == rows * prod(kind.shape)
@@ -312,7 +319,7 @@ def _lists(kind: ListType, array: Any) -> RaggedChunk:
     if hasattr(array.type, "list_size"):  # fixed length, but items are not numbers
         array = array.cast(pyarrow("a table").large_list(array.type.value_type))
     # The tensor of a row is one slice of the values, so the values must be contiguous numbers, not codes.
-    values = _decode(array.values) if isinstance(kind.item, NumberType) else array.values
+    values = _decode(array.values, None) if isinstance(kind.item, NumberType) else array.values
     return RaggedChunk(_offsets(array, array.buffers()[1]), chunk_of(kind.item, values), _row_missing(array))
 
 
