@@ -59,3 +59,16 @@ def test_tensors_have_torchvisions_memory(
     ours = outcome(lambda source: chain(Frame(source, *size), None), encoded)
     theirs = outcome(transform, Image.open(io.BytesIO(encoded)).convert("RGB"))
     assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("begin", [v2.ToImage, v2.PILToTensor])
+@pytest.mark.parametrize("size", [(1, 1), (1, 5), (5, 1)], ids=str)
+@pytest.mark.parametrize("inplace", [True, False])
+def test_normalized_tensors_of_one_pixel_have_torchvisions_strides(
+    begin: Any, size: tuple[int, int], inplace: bool
+) -> None:
+    """Mean and std have the shape of the image, so torch keeps none of its strides."""
+    transform = v2.Compose([begin(), v2.CenterCrop((1, 1)), NUMBERS, v2.Normalize(MEAN, STD, inplace)])
+    encoded = jpeg(*size)
+    ours = outcome(lambda source: Chain(transform)(Frame(source, *size), None), encoded)
+    assert_same(ours, outcome(transform, Image.open(io.BytesIO(encoded)).convert("RGB")))

@@ -32,12 +32,15 @@ class Numbers:
 
     They map each level of a channel to one number. The steps themselves compute the table of all levels, so every bit
     is equal. `kind` is the class of the resulting tensor; `interleaved` is True if its memory is ordered (height,
-    width, channels). Gray images have one channel.
+    width, channels), and `interleaves_pixel` if that is so for an image of one pixel. Gray images have one channel.
     """
 
-    def __init__(self, table: Table | None, channels: int, interleaved: bool, kind: type, scale: Scale) -> None:
+    def __init__(
+        self, table: Table | None, channels: int, interleaved: bool, interleaves_pixel: bool, kind: type, scale: Scale
+    ) -> None:
         self.dtype = torch.uint8 if table is None else torch.float32
         self.channels, self.interleaved, self.kind = channels, interleaved, kind
+        self._renews_pixel = interleaved and not interleaves_pixel
         self._table, self._scale = table, scale
         self._readers: dict[tuple[bool, Resampling], PlacedReader] = {}
         self._deferred: dict[Resampling, Callable[[list[PlacedImage]], list[int]]] = {}
@@ -58,7 +61,9 @@ class Numbers:
 
         If the frame has a layout, the tensor has that layout, or with `copied` the layout of a copy.
         """
-        if frame.layout is None:
+        if self._renews_pixel and frame.height == frame.width == 1:  # torch broadcasts nothing, and forgets the strides
+            tensor = empty_row(self.shape(frame), self.dtype, interleaved=False)
+        elif frame.layout is None:
             tensor = empty_row(self.shape(frame), self.dtype, self.interleaved)
         else:
             tensor = frame.layout.empty(self.dtype, copied)
@@ -131,6 +136,7 @@ def numbers_of(steps: Sequence[LevelFunction], mode: str) -> Numbers | None:
     channels = len(mode)
     try:
         given, other = (_apply(steps, _specimen(mode, turn)) for turn in (0, 1))
+        pixel = _apply(steps, Image.new(mode, (1, 1)))
     except Exception:  # noqa: BLE001 - the steps raise it again, for each sample
         return None
     if not (_is_known(given, channels) and _is_known(other, channels)):
@@ -142,12 +148,12 @@ def numbers_of(steps: Sequence[LevelFunction], mode: str) -> Numbers | None:
         return None
     if not torch.equal(other.as_subclass(torch.Tensor)[:, 0], table.flip(1)):
         return None
-    interleaved = given.stride(0) == 1
+    interleaved = given.stride(0) == 1, pixel.stride(2) == channels
     if given.dtype == torch.uint8:
         levels = torch.arange(256, dtype=torch.uint8, device="cpu").expand(channels, 256)
-        return Numbers(None, channels, interleaved, type(given), _NO_SCALE) if torch.equal(table, levels) else None
+        return Numbers(None, channels, *interleaved, type(given), _NO_SCALE) if torch.equal(table, levels) else None
     of_each = table.expand(3, 256).contiguous().numpy()
-    return Numbers(of_each, channels, interleaved, type(given), _scale_of(steps))
+    return Numbers(of_each, channels, *interleaved, type(given), _scale_of(steps))
 
 
 _LINES = 2
