@@ -81,7 +81,7 @@ class EpochSetup:
         return latest is not None and not latest.closed
 
     def follow(self, iteration: Iteration) -> None:
-        """Record the iteration that has begun with this set-up; all earlier ones are over."""
+        """Record the iteration of this set-up; earlier ones are over."""
         self._latest = weakref.ref(iteration)
 
     def order(self) -> dict[str, Any]:

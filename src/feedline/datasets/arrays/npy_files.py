@@ -94,7 +94,7 @@ _EXAMINED_NBYTES = 4096
 
 
 def _check_alone(files: FileSet, layouts: Sequence[ArrayLayout], stops: Sequence[int]) -> None:
-    """Raise SampleError for data behind an array, which NumPy leaves out; zeros may fill up the file."""
+    """Raise SampleError for data behind an array; zeros are allowed."""
     ends = [layout.offset + prod(layout.shape) * layout.dtype.itemsize for layout in layouts]
     longer = [number for number, (end, stop) in enumerate(zip(ends, stops, strict=True)) if end < stop]
     behind = files.read([Extent(n, ends[n], min(stops[n], ends[n] + _EXAMINED_NBYTES)) for n in longer])
@@ -108,7 +108,7 @@ def _check_alone(files: FileSet, layouts: Sequence[ArrayLayout], stops: Sequence
 
 
 def _stop(source: NpySource, size: int) -> int:
-    """Where the bytes of a source end in its file."""
+    """End of a source's bytes in its file."""
     return source.start + source.nbytes if isinstance(source, NpzMember) else size
 
 

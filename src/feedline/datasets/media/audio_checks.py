@@ -1,4 +1,4 @@
-"""Audio files that end before the sound that they declare, or contain sound that libsndfile leaves out.
+"""Checks for audio files that are truncated or joined.
 
 libsndfile reads the part that is there, or the first of several files in one, and reports nothing.
 
@@ -18,7 +18,7 @@ from feedline.errors import SampleError
 
 
 class _Sound(NamedTuple):
-    """Where the sound of a file is, and the field that states its bytes."""
+    """Place of a file's sound, and the field with its size."""
 
     start: int
     """The first byte of the sound."""
@@ -29,11 +29,11 @@ class _Sound(NamedTuple):
     format: str = ""
     """Its format, for `struct`."""
     added: int = 0
-    """What is added to the bytes of the sound."""
+    """Bytes that the size in the header includes besides."""
 
 
 def check_whole(file: BinaryIO, name: str) -> bool:
-    """Raise SampleError if declared sound is missing, or if other sound follows it.
+    """Raise SampleError for missing sound, or other sound behind it.
 
     True for a file that needs `with_size`.
     """
@@ -58,9 +58,9 @@ def check_whole(file: BinaryIO, name: str) -> bool:
 
 
 def with_size(file: BinaryIO) -> BinaryIO:
-    """The file with the size of its sound in the header, which left it open: the sound ends with the file.
+    """The file, with its open size filled in.
 
-    libsndfile takes some of the sizes in such headers literally.
+    The sound ends with the file. libsndfile takes some of the sizes in such headers literally.
     """
     start = skip_tags(file)
     sound = _find_sound(file, start, read_part(file, start, 4))
@@ -123,7 +123,7 @@ def _find_sound(file: BinaryIO, start: int, magic: bytes) -> _Sound | None:
 
 
 def _stated(nbytes: int, width: int) -> int:
-    """A size in a field of `width` bytes; 0 if it was left open."""
+    """Size in a field of `width` bytes; 0 if open."""
     return 0 if nbytes >> 8 * (width - 2) in _OPEN else nbytes
 
 
@@ -154,7 +154,10 @@ def _sound_chunk(file: BinaryIO, start: int, layout: _ChunkLayout) -> _Sound | N
 
 
 def _is_closed(file: BinaryIO, start: int, layout: _ChunkLayout) -> bool:
-    """True if the size of the whole file is in its header, so that a sound of 0 bytes is empty."""
+    """True if the header has the size of the whole file.
+
+    A sound of 0 bytes is then empty, not open.
+    """
     _, nbytes = layout.head.unpack(read_part(file, start, layout.head.size))
     return bool(nbytes + (0 if layout.with_head else layout.head.size) == size_of(file) - start)
 
@@ -176,9 +179,10 @@ def _sphere_sound(file: BinaryIO, start: int) -> _Sound | None:
 
 
 def _check_pages(file: BinaryIO, start: int, name: str) -> None:
-    """Check that an Ogg file ends with a whole page, of one of the streams at its beginning.
+    """Check the last page of an Ogg file.
 
-    All streams of a file begin before the second page of any of them.
+    It must be whole, and belong to one of the streams at the beginning. All streams of a file begin before the second
+    page of any of them.
     """
     data, serials, at = read_part(file, start, _BEGIN_NBYTES), set[bytes](), 0
     while (page := _OggPage.parse(data[at : at + _PAGE_HEAD_NBYTES])) is not None and page.is_first:
@@ -227,7 +231,7 @@ class _OggPage(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes) -> _OggPage | None:
-        """The page at the beginning of `data`; None if its head is not there."""
+        """The page at the beginning of `data`, if any."""
         if data[:4] != b"OggS" or len(data) < 27 + (data[26] if len(data) > 26 else 1):
             return None
         lengths = data[27 : 27 + data[26]]

@@ -188,7 +188,10 @@ def report(error: Any, what: str, file: _BytesFile | None) -> NoReturn:
 
 
 def _check_readable(target: str | None) -> None:
-    """Raise the OSError of a local file that cannot be read; FFmpeg has the same error for some truncated files."""
+    """Raise the OSError of a local file that cannot be read.
+
+    FFmpeg has the same error for some truncated files.
+    """
     if target is not None:
         with open(target.removeprefix("file:"), "rb", buffering=0) as file:
             while file.read(_READ_NBYTES):
@@ -312,7 +315,10 @@ def _check_order(packets: Sequence[_Packet], name: str, video: OpenVideo) -> Non
 
 
 def _lacks_end(source: MediaSource) -> bool:
-    """True for a Matroska or Ogg file without its end; other formats have no end, or are listed by an index."""
+    """True for a Matroska or Ogg file without its end.
+
+    Other formats have no end, or are listed by an index.
+    """
     with open(source, "rb") if isinstance(source, str) else nullcontext(source) as opened:
         file = cast("BinaryIO", opened)
         begin = read_part(file, 0, _BEGIN_NBYTES)
@@ -329,7 +335,7 @@ _EBML, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 
 
 def _segment_end(begin: bytes) -> int:
-    """Where a Matroska file ends by its header; 0 if it is left open, as in live streams."""
+    """Declared end of a Matroska file; 0 in live streams."""
     at, nbytes = _element_size(begin, len(_EBML))
     at = begin.find(_SEGMENT, at + nbytes)
     if at < 0:
@@ -339,7 +345,7 @@ def _segment_end(begin: bytes) -> int:
 
 
 def _element_size(data: bytes, at: int) -> tuple[int, int]:
-    """The place behind a size of EBML, and the size; 0 if it is unknown."""
+    """Place behind a size of EBML, and the size, or 0."""
     width = 9 - data[at].bit_length() if at < len(data) else 0
     bits = 7 * width
     nbytes = int.from_bytes(data[at : at + width], "big") & (1 << bits) - 1

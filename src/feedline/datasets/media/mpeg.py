@@ -90,9 +90,9 @@ def with_length(file: BinaryIO, length: int | None = None) -> BinaryIO | None:
 
 
 def find_more_frames(file: BinaryIO) -> int | None:
-    """The byte of the first frame behind those that a Xing header declares; None without one.
+    """Place of the first undeclared frame.
 
-    Decoders leave such frames out.
+    It is behind those that a Xing header declares: decoders leave it out. None without such a frame.
     """
     start = skip_tags(file)
     begin = read_part(file, start, _SEARCHED_NBYTES)
@@ -138,7 +138,7 @@ def _next_frame(data: bytes) -> int:
 
 
 def _xing_header(data: bytes, frame: _MpegFrame) -> bytes:
-    """The Xing header of a frame, and what follows it; empty without one."""
+    """Xing header of a frame, and all behind it, if any."""
     return next((data[at:] for at in frame.places if data[at : at + 4] in (b"Xing", b"Info")), b"")
 
 

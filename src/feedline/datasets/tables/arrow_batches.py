@@ -319,7 +319,10 @@ def validate_batch(batch: Any, *, in_place: bool = False) -> Any:
 
 
 def _check_what_is_read(arrow: Any, array: Any) -> None:
-    """Check an array completely, but for the encoding of its text and for what lies below nulls."""
+    """Check the parts of an array that are read.
+
+    The encoding of text is not checked.
+    """
     array.validate()
     types, kind = arrow.types, array.type
     if isinstance(array, arrow.ExtensionArray):
@@ -341,7 +344,7 @@ def _check_what_is_read(arrow: Any, array: Any) -> None:
 
 
 def _without_values(arrow: Any, lists: Any) -> Any:
-    """The same lists of nulls, so that their offsets can be checked apart."""
+    """Lists with the same offsets, of nulls."""
     kind, values = lists.type, arrow.nulls(len(lists.values))
     if arrow.types.is_fixed_size_list(kind):
         of_nulls = arrow.list_(values.type, kind.list_size)

@@ -241,7 +241,10 @@ def _dictionary(kind: ColumnType, array: Any) -> DictionaryChunk:
 
 
 def _decode(array: Any, missing: NDArray[np.bool_] | None) -> Any:
-    """Resolve dictionary codes to their values, with nulls for those below the nulls `missing`."""
+    """Resolve dictionary codes to their values.
+
+    Codes below the nulls `missing` become nulls.
+    """
     array = _plain(array)
     if not hasattr(array, "dictionary"):
         return array

@@ -108,7 +108,10 @@ def _stripes(described: Sequence[dict[int, Any]], nbytes: int) -> NDArray[np.int
 
 
 def _check_alone(stripes: NDArray[np.int64], end: int, read: ReadRanges) -> None:
-    """Raise DamagedORCError for files that were joined: the last footer has the places of stripes in the last file."""
+    """Raise DamagedORCError for files that were joined.
+
+    The last footer has the places of stripes in the last file.
+    """
     before = end - int(stripes[:, 2].max(initial=0))
     if len(stripes) and before > len(_MAGIC) and bytes(read([(before, before + len(_MAGIC))])[0]) == _MAGIC:
         raise DamagedORCError(f"it contains several files, one behind the other; the last one begins at byte {before}")

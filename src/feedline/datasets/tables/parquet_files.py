@@ -334,7 +334,10 @@ class Footers:
             )
 
     def _check_alone(self, number: int, last: Any, footer_nbytes: int) -> None:
-        """Raise SampleError for files that were joined: the last footer has the places of rows in the last file."""
+        """Raise SampleError for files that were joined.
+
+        The last footer has the places of rows in the last file.
+        """
         chunks = (last.column(at) for at in range(last.num_columns))
         starts = ((each.dictionary_page_offset or each.data_page_offset, each) for each in chunks)
         end = max((start + each.total_compressed_size for start, each in starts), default=0)
