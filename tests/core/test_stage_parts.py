@@ -51,7 +51,7 @@ def test_parts_divide_the_time_of_their_stage(new: Callable[[], Recorder], part_
     assert ms(spans, "read a") + (decodes[0][2] - decodes[0][1]) / 1e6 <= took_ms
     assert fetch[1] == decodes[0][1] <= decodes[0][2] == reads[0][1] <= reads[0][2] <= fetch[2]
     assert collate[1] == decodes[1][1] <= decodes[1][2] <= collate[2]
-    assert [stop for name, _, stop, _ in spans if name in ("read a.nbytes", "decode.nbytes")] == [150, 7]
+    assert [stop for name, _, stop, _ in spans if name.endswith(".nbytes")] == [150, 7]
     assert 0 <= ms(spans, "read a.cpu") <= ms(spans, "read a")
     assert ("parts", fetch[1], collate[2], 2) in spans
 
