@@ -71,8 +71,47 @@ struct KeptSpan {
 };
 
 struct KeptBatch {
-    std::vector<KeptSpan> spans;
     std::int64_t epoch, number;
+    std::size_t first, size = 0;  // of its spans
+};
+
+// The latest batches, oldest first, and their spans: two rings in memory of their own. Small blocks for each batch would
+// lie in the memory that a batch has just freed, so that the next batch would not fit there, and would touch new pages.
+class KeptBatches {
+public:
+    explicit KeptBatches(std::size_t most) : most_(most), most_spans_(most * kSpans) {}
+
+    void begin(std::int64_t epoch, std::int64_t number) {
+        if (!most_) return;
+        if (!spans_) {
+            batches_.reset(new KeptBatch[most_]);
+            spans_.reset(new KeptSpan[most_spans_]);
+        }
+        batches_[begun_++ % most_] = {epoch, number, written_};
+    }
+
+    void add(const KeptSpan& span) {
+        if (!most_) return;
+        spans_[written_++ % most_spans_] = span;
+        batches_[(begun_ - 1) % most_].size += 1;
+    }
+
+    // The number of batches whose spans are all still there, at most `most`.
+    std::size_t size(std::size_t most) const {
+        std::size_t found = 0;
+        while (found < std::min({most, begun_, most_}) && written_ - batch(found).first <= most_spans_) ++found;
+        return found;
+    }
+
+    // The latest batch but `back`.
+    const KeptBatch& batch(std::size_t back) const { return batches_[(begun_ - 1 - back) % most_]; }
+    const KeptSpan& span(std::size_t place) const { return spans_[place % most_spans_]; }
+
+private:
+    static constexpr std::size_t kSpans = 12;  // of a batch: most have 4 to 8
+    std::size_t most_, most_spans_, begun_ = 0, written_ = 0;
+    std::unique_ptr<KeptBatch[]> batches_;
+    std::unique_ptr<KeptSpan[]> spans_;
 };
 
 // Sums of spans, and the latest batches. Their tuples are not kept: the next batch finds their memory in the cache. The
@@ -81,7 +120,7 @@ class SpanSums {
 public:
     SpanSums(nb::handle bounds, nb::object parent, nb::frozenset others, nb::tuple suffixes, std::size_t recent)
         : object_(parent), parent_(parent.is_none() ? nullptr : nb::cast<SpanSums*>(parent)), others_(others),
-          suffixes_(suffixes), most_kept_(recent) {
+          suffixes_(suffixes), kept_(recent) {
         const Buffer edges(bounds);
         bounds_.assign(edges.int64_items(), edges.int64_items() + edges.shape(0));
         for (std::size_t octave = 0; octave < octaves_.size(); ++octave) {
@@ -112,16 +151,16 @@ public:
         if (!items.is_valid()) throw nb::python_error();
         nb::ft_lock_guard guard(root().mutex_);
         std::int64_t longest = -1;
-        KeptBatch* const kept = keep(epoch, number);
+        kept_.begin(epoch, number);
         const bool first = batches_ == 0;
         built_ns_ = -1;
         for (Py_ssize_t place = 0; place < PySequence_Fast_GET_SIZE(items.ptr()); ++place)
-            count(Span(PySequence_Fast_GET_ITEM(items.ptr(), place)), kept, first, longest);
+            count(Span(PySequence_Fast_GET_ITEM(items.ptr(), place)), first, longest);
         for (const Own* each = own; each != own + owned; ++each)
-            count(Span(each->stage, each->start, each->stop), kept, first, longest);
+            count(Span(each->stage, each->start, each->stop), first, longest);
         // A batch that was built before its predecessor waits for it.
         if (in_order && built_ns_ >= 0 && built_ns_ < latest_built_ns_)
-            count(Span(reorder_.ptr(), built_ns_, latest_built_ns_), kept, first, longest);
+            count(Span(reorder_.ptr(), built_ns_, latest_built_ns_), first, longest);
         latest_built_ns_ = std::max(latest_built_ns_, built_ns_);
         batches_ += 1;
         samples_ += samples;
@@ -145,19 +184,22 @@ public:
 
     // The latest batches, at most `most`, oldest first.
     nb::list recent(std::size_t most) {
-        nb::list result;
-        std::vector<KeptBatch> kept;
+        std::vector<std::pair<KeptBatch, std::vector<KeptSpan>>> kept;
         std::vector<std::pair<nb::object, std::int64_t>> names;
         {
             nb::ft_lock_guard guard(root().mutex_);
-            const std::size_t size = kept_.size();
-            for (std::size_t step = size - std::min(most, size); step < size; ++step)
-                kept.push_back(kept_[(next_ + step) % size]);
+            for (std::size_t back = kept_.size(most); back--;) {
+                const KeptBatch& batch = kept_.batch(back);
+                kept.emplace_back(batch, std::vector<KeptSpan>());
+                for (std::size_t place = batch.first; place < batch.first + batch.size; ++place)
+                    kept.back().second.push_back(kept_.span(place));
+            }
             for (const Cell& cell : cells_) names.emplace_back(nb::borrow(cell.stage), cell.worker);
         }
-        for (const KeptBatch& batch : kept) {
+        nb::list result;
+        for (const auto& [batch, its_spans] : kept) {
             nb::list spans;
-            for (const KeptSpan& span : batch.spans)
+            for (const KeptSpan& span : its_spans)
                 spans.append(nb::make_tuple(names[span.cell].first, span.start, span.stop, names[span.cell].second));
             result.append(nb::make_tuple(spans, batch.epoch, batch.number));
         }
@@ -169,7 +211,7 @@ public:
 
 private:
     // The wait for the first batch begins with `iter(loader)`, and counts as start-up. No step precedes it.
-    void count(const Span& span, KeptBatch* kept, bool first, std::int64_t& longest) {
+    void count(const Span& span, bool first, std::int64_t& longest) {
         std::int64_t elapsed = span.stop - span.start;
         if (first) {
             if (is_of_step(span.stage)) return;
@@ -179,7 +221,7 @@ private:
             }
         }
         const std::size_t place = find(span.stage, span.worker);
-        if (kept) kept->spans.push_back({place, span.start, span.stop});
+        kept_.add({place, span.start, span.stop});
         Cell& cell = cells_[place];
         cell.add(elapsed, bin_of(elapsed));
         if (!cell.counts_as_building) return;
@@ -202,21 +244,6 @@ private:
     }
 
     SpanSums& root() { return parent_ ? *parent_ : *this; }
-
-    // The place of the oldest batch, once there are enough.
-    KeptBatch* keep(std::int64_t epoch, std::int64_t number) {
-        if (!most_kept_) return nullptr;
-        if (kept_.size() < most_kept_) {
-            kept_.push_back({{}, epoch, number});
-            return &kept_.back();
-        }
-        KeptBatch& batch = kept_[next_];
-        next_ = (next_ + 1) % most_kept_;
-        batch.spans.clear();
-        batch.epoch = epoch;
-        batch.number = number;
-        return &batch;
-    }
 
     // A loop has few stages and workers: a search through all of them is faster than a hash table.
     std::size_t find(PyObject* stage, std::int64_t worker) {
@@ -301,8 +328,7 @@ private:
     std::vector<Cell> cells_;
     std::vector<SpanSums*> children_;
     std::int64_t batches_ = 0, samples_ = 0, startup_ns_ = 0;
-    std::size_t most_kept_, next_ = 0;
-    std::vector<KeptBatch> kept_;
+    KeptBatches kept_;
     nb::object reorder_ = nb::steal(PyUnicode_InternFromString("reorder"));
     std::int64_t built_ns_ = -1, latest_built_ns_ = -1;
 };

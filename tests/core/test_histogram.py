@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -70,6 +71,19 @@ def test_the_native_sums_of_spans_equal_those_in_python(epochs: list[tuple[list[
         assert epoch.recent(4) == wanted.recent(4)
         assert sums_of(epoch) == sums_of(wanted)
     assert sums_of(native) == sums_of(python)
+
+
+@given(st.lists(st.lists(SPANS, max_size=80), min_size=1, max_size=20), st.integers(1, 6))
+def test_the_kept_batches_are_the_latest_ones_with_all_their_spans(batches: list[list[SpanTuple]], most: int) -> None:
+    native, python = new_sums(None, most), SpanSums(None, most)
+    for spans in batches:
+        native.add(spans)
+        python.add(spans)
+        kept, wanted = native.recent(most), python.recent(most)
+        assert kept == wanted[len(wanted) - len(kept) :]
+        # The memory is that of twelve spans a batch.
+        lengths = [len(spans) for spans, *_ in reversed(wanted)]
+        assert len(kept) == sum(total <= 12 * most for total in accumulate(lengths))
 
 
 def sums_of(sums: SpanSums) -> Any:

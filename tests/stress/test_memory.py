@@ -51,6 +51,22 @@ def test_workers_add_one_copy_of_a_dataset_in_memory_and_none_of_a_shared_one(
     assert large["family"] + large["self"] - small["family"] - small["self"] < (copies + 0.2) * grown
 
 
+PLACES = """
+import numpy as np
+import feedline as fl
+
+rows = np.zeros((20_000, 100), np.float32)
+print(len({batch.data_ptr() for batch in fl.DataLoader(rows, batch_size=1000, sampler=[*range(20_000)] * 10)}))
+"""
+
+
+def test_batches_lie_in_the_memory_of_those_before_them(preloaded: Preloaded, tmp_path: Path) -> None:
+    """A small block that outlives a batch, in the memory of the previous one, would move the next one to new pages."""
+    code, output = preloaded.run_code(PLACES, tmp_path)
+    assert code == 0, output
+    assert int(output) < 50, f"200 batches were in {output.strip()} places"
+
+
 @pytest.fixture(scope="module")
 def epochs() -> list[Any]:
     """The figures of epochs with new workers, and then with persistent ones.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,8 +41,6 @@ class TokenStream(torch.utils.data.Dataset[Any]):
     `_dtype` is the dtype of the returned tensors.
     """
 
-    traits = READS_BATCHES
-
     def __init__(
         self,
         paths: TokenSource,
@@ -52,6 +51,7 @@ class TokenStream(torch.utils.data.Dataset[Any]):
     ) -> None:
         several = [paths] if isinstance(paths, (str, os.PathLike, Raw)) else list(paths)
         self._files = ArrayFiles(several, cache=cache, options=options, typed=partial(_typed, dtype=dtype))
+        self.traits = replace(READS_BATCHES, has_ranges=not self._files.is_local)
         stored = _check_dtypes(self._files, dtype)
         if stored.itemsize > 1 and not any(isinstance(source, Raw) for source in several):
             _check_bare(self._files)

@@ -139,7 +139,7 @@ class RequestWindow:
             future = window[0] if self._flow.in_order else self._pool.wait_any(window)
             try:
                 # Stored at once: after an interrupt, the next call continues from here.
-                self._taken = PendingBatch(future.request, future.result(), self._progress.cursor)
+                self._taken = tuple.__new__(PendingBatch, (future.request, future.result(), self._progress.cursor))
             except (WorkerStalledError, KeyboardInterrupt):
                 raise  # the batch is still due: the next call continues to wait
             except BaseException as error:

@@ -6,7 +6,7 @@ Sample i consists of row i of each array.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -91,8 +91,14 @@ class AlignedArrays(torch.utils.data.Dataset[Any]):
         dtypes: Sequence[np.dtype[Any] | None],
         length: int,
         transform: TransformFunction | None,
+        *,
+        has_ranges: bool = True,
     ) -> None:
-        self._structure, self._dtypes, self._length = structure, dtypes, length
+        self._structure, self._length = structure, length
+        numbers = all(dtype is not None and is_all_numbers(dtype) for dtype in dtypes)
+        # Made once: each batch asks for them.
+        self._traits = replace(READS_BATCHES, reads_batches=numbers, has_ranges=has_ranges)
+        self._traits_with_transform = replace(READS_SAMPLES, has_ranges=has_ranges)
         self.transform = transform
 
     def _take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[BatchedRows]:
@@ -135,8 +141,7 @@ class AlignedArrays(torch.utils.data.Dataset[Any]):
     @property
     def traits(self) -> Traits:
         """Traits: batches need numbers, and no transform."""
-        numbers = all(dtype is not None and is_all_numbers(dtype) for dtype in self._dtypes)
-        return READS_BATCHES if numbers and self.transform is None else READS_SAMPLES
+        return self._traits if self._step.transform is None else self._traits_with_transform
 
     def read_batch(self, request: BatchRead) -> Batch:
         """Collated batch, read in one pass; TypeError if `traits` exclude batches."""

@@ -43,8 +43,11 @@ class _RowArrays(AlignedArrays):
         columns: Sequence[ArrayColumn],
         length: int,
         transform: TransformFunction | None,
+        *,
+        has_ranges: bool,
     ) -> None:
-        super().__init__(structure, [column.delivered for column in columns], length, transform)
+        dtypes = [column.delivered for column in columns]
+        super().__init__(structure, dtypes, length, transform, has_ranges=has_ranges)
         self._source, self._columns = source, columns
 
     def _one(self, at: int) -> Sequence[Any]:
@@ -99,7 +102,7 @@ class ArrayFile(_RowArrays):
             check_aligned(files.lengths, files.paths)
         self._files = files
         listed = [ArrayColumn.of(layout.dtype, layout.shape[1:]) for layout in files.layouts]
-        super().__init__(structure, files, listed, files.lengths[0], transform)
+        super().__init__(structure, files, listed, files.lengths[0], transform, has_ranges=not files.is_local)
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
@@ -140,7 +143,7 @@ class Arrays(_RowArrays):
         labels = structure.names if isinstance(structure, Named) else [f"array {i}" for i in range(len(sources))]
         arrays, columns = zip(*map(_column, sources, labels), strict=True)
         check_aligned(list(map(len, arrays)), labels)
-        super().__init__(structure, MemoryArrays(arrays), columns, len(arrays[0]), transform)
+        super().__init__(structure, MemoryArrays(arrays), columns, len(arrays[0]), transform, has_ranges=False)
 
 
 def _column(array: Any, label: str) -> tuple[NDArray[Any], ArrayColumn]:

@@ -197,7 +197,7 @@ class BatchBuilder:
         if self._reader is not None and isinstance(request.indices, np.ndarray) and len(request.indices):
             batch = self._read(self._reader, request, allocate)
             if batch is not EMPTY_BATCH:
-                return BatchResult(batch, recorder.finish("fetch", outer))
+                return new_result(batch, recorder.finish("fetch", outer))
         if self._is_plain and request.seed is None and not is_addressed():
             samples, rows = self._fetch_early(request, allocate)
             recorder.end("fetch")
