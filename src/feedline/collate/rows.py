@@ -86,8 +86,8 @@ class RowBuffer:
         waiting.undo.append(undo)
         self._waiting_nbytes += nbytes
 
-    def read_all(self, indices: Sequence[Any], get: Callable[[Any], Any], at: Callable[[int], object]) -> list[Any]:
-        """`get(index)` for all samples, in order, with their deferred writes executed.
+    def read_all(self, indices: Sequence[Any], source: Any, at: Callable[[int], object]) -> list[Any]:
+        """`source[index]` for all samples, in order, with their deferred writes executed.
 
         `at(row)` is called before each sample, and `at(-1)` before samples are written together. After a refusal the
         samples are read again from the refused one on, and each is written at once. An error is then raised at its
@@ -99,7 +99,7 @@ class RowBuffer:
             self.reading = len(samples)
             at(self.reading)
             try:
-                samples.append(get(indices[self.reading]))
+                samples.append(source[indices[self.reading]])
             except Exception:
                 at(-1)
                 kept = self._write_deferred(len(samples))
@@ -156,17 +156,17 @@ class RowBuffer:
         row = None if self._batch is None else self.take(tuple(tensor.shape), tensor.dtype)
         return tensor if row is None else row.copy_(tensor)
 
-    def adopt_all(self, indices: Sequence[Any], get: Callable[[Any], Any], at: Callable[[int], object]) -> list[Any]:
+    def adopt_all(self, indices: Sequence[Any], source: Any, at: Callable[[int], object]) -> list[Any]:
         """Samples in order; rows are copied while that succeeds.
 
-        Calls `at(row)` before each `get(index)`.
+        Calls `at(row)` before each `source[index]`.
         """
         samples: list[Any] = []
         adopts = True
         for index in indices:
             self.reading = len(samples)
             at(self.reading)
-            box = [get(index)]
+            box = [source[index]]
             adopts = adopts and self._adopt(box)
             samples += box
         return samples

@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -46,8 +45,19 @@ def run_collate(collate_fn: Callable[[Any], Any], samples: Any, allocate: Alloca
     return collate_fn(samples)
 
 
-Get = Callable[[Any], Any]
-"""`get(index)` returns a sample."""
+Source = Any
+"""`source[index]` returns a sample. A call of a function would take as long as half of a small `__getitem__`."""
+
+
+@dataclass(slots=True)
+class _ReadSamples:
+    """Samples of a recognized dataset."""
+
+    reader: SampleReader
+    rows: RowBuffer | None
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.reader.read(index, self.rows)
 
 
 def _row_keys(request: BatchRequest) -> RowKeys | None:
@@ -261,9 +271,9 @@ class BatchBuilder:
         self, request: BatchRequest, skipped: list[SkippedSample], address: Address, rows: RowBuffer | None
     ) -> Any:
         indices, reader = request.indices, self._samples
-        get = partial(operator.getitem, self.dataset) if reader is None else lambda index: reader.read(index, rows)
+        source: Source = self.dataset if reader is None else _ReadSamples(reader, rows)
         if not self.batched:
-            samples = self._fetch_each(request, [indices], skipped, address, get)
+            samples = self._fetch_each(request, [indices], skipped, address, source)
             return samples[0] if samples else EMPTY_BATCH
         indices = as_yielded(indices)
         # With a seed, random values belong to the row, whatever the order of the parts.
@@ -273,42 +283,47 @@ class BatchBuilder:
             return self._fetch_many(many, request, address)
         if request.seed is None and self.action == "raise":
             if rows is None:
-                return self._fetch_plain(request, indices, get)
-            return self._fetch_rows(request, rows, rows.read_all, list(map(_plain, request.indices)), get)
-        return self._fetch_each(request, indices, skipped, address, get)
+                return self._fetch_plain(request, indices, source)
+            return self._fetch_rows(request, rows, rows.read_all, list(map(_plain, request.indices)), source)
+        return self._fetch_each(request, indices, skipped, address, source)
 
     def _fetch_early(self, request: BatchRequest, allocate: Allocator) -> tuple[list[Any], RowBuffer | None]:
         """Samples, each copied into the batch at once if possible."""
-        indices, get = as_yielded(request.indices), partial(operator.getitem, self.dataset)
+        indices = as_yielded(request.indices)
         if not self._adopts or self.collate_fn is not None or not is_standard():
-            return self._fetch_plain(request, indices, get), None
+            return self._fetch_plain(request, indices, self.dataset), None
         rows = RowBuffer(len(indices), allocate)
-        samples = self._fetch_rows(request, rows, rows.adopt_all, indices, get)
+        samples = self._fetch_rows(request, rows, rows.adopt_all, indices, self.dataset)
         self._adopts = rows.taken == len(samples)
         return samples, rows if rows.taken else None
 
-    def _fetch_plain(self, request: BatchRequest, indices: Sequence[Any], get: Get) -> list[Any]:
+    def _fetch_plain(self, request: BatchRequest, indices: Sequence[Any], source: Source) -> list[Any]:
         samples: list[Any] = []
         append = samples.append
         progress = self.progress
         try:
             if progress is None:
                 for index in indices:
-                    append(get(index))
+                    append(source[index])
                 return samples
             for index in indices:
                 progress(len(samples))
-                append(get(index))
+                append(source[index])
         except Exception as error:
             self._add_note(error, request, len(samples), "fetch")
             raise
         return samples
 
     def _fetch_rows(
-        self, request: BatchRequest, rows: RowBuffer, read: Callable[..., list[Any]], indices: Sequence[Any], get: Get
+        self,
+        request: BatchRequest,
+        rows: RowBuffer,
+        read: Callable[..., list[Any]],
+        indices: Sequence[Any],
+        source: Source,
     ) -> list[Any]:
         try:
-            return read(indices, get, self.progress or _no_progress)
+            return read(indices, source, self.progress or _no_progress)
         except Exception as error:
             self._add_note(error, request, rows.reading, "fetch")
             raise
@@ -346,7 +361,12 @@ class BatchBuilder:
         return None
 
     def _fetch_each(
-        self, request: BatchRequest, indices: Sequence[Any], skipped: list[SkippedSample], address: Address, get: Get
+        self,
+        request: BatchRequest,
+        indices: Sequence[Any],
+        skipped: list[SkippedSample],
+        address: Address,
+        source: Source,
     ) -> list[Any]:
         samples: list[Any] = []
         for row, index in enumerate(indices):
@@ -355,7 +375,7 @@ class BatchBuilder:
                 self.progress(row)
             self._reseed(request, row)
             try:
-                samples.append(get(index))
+                samples.append(source[index])
             except Exception as error:
                 self._add_note(error, request, row, "fetch")
                 if self.action == "raise" or isinstance(error, ImportError):  # a missing package is not a bad sample
