@@ -238,8 +238,11 @@ def check_int64(values: NDArray[Any]) -> None:
         raise SampleIndexError(f"index {largest} is out of range: indices are below 2**63")
 
 
+_INT64 = np.dtype(np.int64)
+
+
 def _int64s(values: NDArray[Any]) -> Int64s:
-    if values.dtype != np.int64:
+    if values.dtype is not _INT64 and values.dtype != _INT64:  # by identity, which nearly all have
         check_int64(values)
         values = values.astype(np.int64, casting="same_kind")
     return np.ascontiguousarray(values)

@@ -122,50 +122,54 @@ class RequestWindow:
         return bool(window) and (window[0].done() if self._flow.in_order else any(future.done() for future in window))
 
     def _result(self) -> Entry | None:
+        window = self._window
         try:
-            return self._receive()
+            if self._taken is None and not self._receive(window):
+                return None
         except Exception:
             if self._closed:  # by a signal handler, while this call waited
                 return None
             raise
-
-    def _receive(self) -> Entry | None:
-        window = self._window
-        if self._taken is None:
-            if len(window) <= self._flow.ahead:
-                self._fill(self._flow.ahead + 1)
-            if not window:
-                return None
-            future = window[0] if self._flow.in_order else self._pool.wait_any(window)
-            try:
-                # Stored at once: after an interrupt, the next call continues from here.
-                self._taken = tuple.__new__(PendingBatch, (future.request, future.result(), self._progress.cursor))
-            except (WorkerStalledError, KeyboardInterrupt):
-                raise  # the batch is still due: the next call continues to wait
-            except BaseException as error:
-                is_due = _is_due(future) if isinstance(error, Exception) else not future.done()
-                if not is_due and future in window:  # a signal handler that closes the loader clears it
-                    window.remove(future)
-                raise
-            if self._closed:
-                self._taken = None
-                return None
-            if self._exhausted and self.end_workers is not None and self.end_workers():
-                self.end_workers = None
+        assert self._taken is not None
         request, result, _ = self._taken
-        self._drop(request)
-        return request, result, None
-
-    def _drop(self, request: Any) -> None:
-        """Remove a request from the window."""
-        window = self._window
         if window and window[0].request is request:
             del window[0]
-            return
-        for future in window:
-            if future.request is request:
+        else:
+            _remove(request, window)
+        return request, result, None
+
+    def _receive(self, window: deque[BatchFuture]) -> bool:
+        """Take the next result; False at the end."""
+        flow = self._flow
+        if len(window) <= flow.ahead:
+            self._fill(flow.ahead + 1)
+        if not window:
+            return False
+        future = window[0] if flow.in_order else self._pool.wait_any(window)
+        try:
+            # Stored at once: after an interrupt, the next call continues from here.
+            self._taken = tuple.__new__(PendingBatch, (future.request, future.result(), self._progress.cursor))
+        except (WorkerStalledError, KeyboardInterrupt):
+            raise  # the batch is still due: the next call continues to wait
+        except BaseException as error:
+            is_due = _is_due(future) if isinstance(error, Exception) else not future.done()
+            if not is_due and future in window:  # a signal handler that closes the loader clears it
                 window.remove(future)
-                return
+            raise
+        if self._closed:
+            self._taken = None
+            return False
+        if self._exhausted and self.end_workers is not None and self.end_workers():
+            self.end_workers = None
+        return True
+
+
+def _remove(request: Any, window: deque[BatchFuture]) -> None:
+    """Remove a request from the window."""
+    for future in window:
+        if future.request is request:
+            window.remove(future)
+            return
 
 
 def _is_due(future: BatchFuture) -> bool:

@@ -42,7 +42,9 @@ class InlineFuture:
             except Exception:
                 self._end()
                 raise
-        self._end()  # an interrupt may have come before it in an earlier call
+        # Also after a result of an earlier call: an interrupt may have come before these lines.
+        self._is_over = True
+        self._pool.unanswered.discard(self)
         return self._result
 
     def cancel(self) -> None:

@@ -49,13 +49,16 @@ class _RowArrays(AlignedArrays):
         dtypes = [column.delivered for column in columns]
         super().__init__(structure, dtypes, length, transform, has_ranges=has_ranges)
         self._source, self._columns = source, columns
+        self._are_native = all(column.dtype is not None and column.stored.isnative for column in columns)
 
     def _one(self, at: int) -> Sequence[Any]:
         return [column.one(row) for column, row in zip(self._columns, self._source.row(at), strict=True)]
 
     def _take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[BatchedRows]:
         outs = [column.empty(len(indices), allocate) for column in self._columns]
-        self._source.fill(indices, list(map(memory_of, outs)))
+        self._source.fill(indices, [memory_of(out) for out in outs])
+        if self._are_native:
+            return cast("list[BatchedRows]", outs)
         return [column.part(out, allocate) for column, out in zip(self._columns, outs, strict=True)]
 
 

@@ -183,22 +183,19 @@ class BatchBuilder:
         # Threads share the generators and the dataset with the training process: there is nothing to restore.
         if request.initial_states is not None and request.initial_states.latest is not None and not is_worker_thread():
             self.restore(request.initial_states.latest)
-        result = with_padding(self._build(request, allocate))
-        if self.is_stateful:
-            self._dataset_state = self.dataset.state_dict()
-        return result
-
-    def _build(self, request: BatchRequest, allocate: Allocator) -> BatchResult:
         # Not a `with` block: it would cost most of a microsecond, as much as all that is recorded.
         recorder = recorder_of_thread()
         outer = recorder.begin()
         try:
-            return self._build_timed(request, allocate, recorder, outer)
+            result = with_padding(self._build(request, allocate, recorder, outer))
         except BaseException:
             recorder.spans = outer
             raise
+        if self.is_stateful:
+            self._dataset_state = self.dataset.state_dict()
+        return result
 
-    def _build_timed(
+    def _build(
         self, request: BatchRequest, allocate: Allocator, recorder: Recorder, outer: list[SpanTuple] | None
     ) -> BatchResult:
         if self._inner:
