@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from odd_values import each_odd
 
 from feedline.datasets import Parquet
 from feedline.errors import ArgumentError, FeedlineError, SampleError
@@ -210,20 +211,6 @@ def test_damage_of_a_delta_log_is_named(delta: Table, name: str, data: bytes, me
     delta.put(name, data)
     with pytest.raises(SampleError, match=message):
         delta.read()
-
-
-ODD: tuple[Any, ...] = (None, -1, [1], {"x": 1}, "\0", "a" * 300)
-"""Values that are wrong at most places of metadata."""
-
-
-def each_odd(value: Any) -> Iterator[Any]:
-    """A parsed JSON value, with an odd value at each place in turn."""
-    yield from ODD
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
-        for odd in each_odd(value[key]):
-            copy = value.copy()
-            copy[key] = odd
-            yield copy
 
 
 def check_refused_or_read(table: Table) -> None:
