@@ -98,7 +98,7 @@ class FrameTable:
         return (start, stop) if 0 <= start < stop else (-1, -1)
 
     def start_of(self, pts: int) -> int:
-        """The first byte of the frame with a time stamp; -1 if unknown."""
+        """First byte of the frame at a time stamp; -1 if unknown."""
         at = int(np.searchsorted(self.pts, pts))
         return int(self.starts[at]) if at < len(self.pts) and self.pts[at] == pts else -1
 
