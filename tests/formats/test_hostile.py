@@ -9,7 +9,7 @@ from preloaded import Preloaded
 
 from formats.hostile import formats
 
-COUNT = 12
+COUNT = 2
 
 
 def test_damaged_files_of_all_formats_are_read_or_refused(preloaded: Preloaded, tmp_path: Path) -> None:

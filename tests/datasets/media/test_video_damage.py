@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import av
+import fsspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,7 +26,7 @@ REPORTING = ["h264.mp4", "mpeg4.mp4", "mpeg4.avi", "open-gop.mkv"]
 """Videos whose decoders report damage in the packet that has it."""
 
 
-def by_number(path: Path, index_dir: Path) -> Clips:
+def by_number(path: Path | str, index_dir: Path) -> Clips:
     return Clips(path, frames=1, sampling="sliding", index_dir=index_dir)
 
 
@@ -152,6 +153,27 @@ def test_a_header_that_is_cut_is_no_error_of_the_disk(tmp_path: Path) -> None:
         (path := tmp_path / f"{nbytes}.mkv").write_bytes(whole[:nbytes])
         with pytest.raises(SampleError, match=re.escape(str(path))):
             by_number(path, tmp_path / "index")[0]
+        fsspec.filesystem("memory").pipe(f"/cut/{nbytes}.mkv", whole[:nbytes])
+        with pytest.raises(SampleError, match=f"memory://cut/{nbytes}.mkv"):
+            by_number(f"memory://cut/{nbytes}.mkv", tmp_path / "index")[0]
+    fsspec.filesystem("memory").rm("/cut", recursive=True)
+
+
+def test_frames_do_not_depend_on_a_damaged_index(tmp_path: Path) -> None:
+    """FFmpeg counts the time stamps of AVI from the place to which the index leads."""
+    path = write_video(tmp_path, "a.avi", VIDEOS["mpeg4.avi"])
+    data, whole = path.read_bytes(), by_number(path, tmp_path / "whole")
+    expected, order = whole.__getitems__(range(len(whole))), list(reversed(range(0, len(whole), 7)))
+    begin = data.rindex(b"idx1") + 8
+    wrong = 0
+    for entry in range(0, len(whole), 5):
+        at = begin + 16 * entry
+        path.write_bytes(data[:at] + b"\xff" + data[at + 1 :])
+        clips = by_number(path, tmp_path / f"index {entry}")
+        for number in order:
+            with contextlib.suppress(SampleError):
+                wrong += not np.array_equal(clips[number]["frames"], expected[number]["frames"])
+    assert wrong == 0
 
 
 def test_a_stream_may_end_anywhere_and_has_the_frames_before(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import PIL.Image
 import pytest
 import torch
 from diagonals import diagonal
+from odd_values import each_odd
 from peers import written
 from tar_cases import npy, write_tar
 
@@ -25,7 +28,7 @@ from feedline.datasets.decoding import ValueDecoder
 from feedline.datasets.shards.litdata_types import decode_function as leaf_function
 from feedline.datasets.shards.mds_values import decode_function as mds_function
 from feedline.datasets.webdataset.columns import arrays
-from feedline.errors import ArgumentError, SampleError
+from feedline.errors import ArgumentError, FeedlineError, SampleError
 
 DEEP = b"[" * 100_000
 
@@ -224,6 +227,27 @@ class TestPromises:
         (copy / "index.json").write_text(json.dumps(index))
         with pytest.raises(SampleError, match=r"copy/index.json is not an index of MDS shards .*" + message):
             MDS(copy)
+
+    @pytest.mark.parametrize(
+        ("script", "kind", "open_dataset"),
+        [
+            ("mds", "csv", MDS),
+            ("mds", "json-zstd", MDS),
+            ("litdata_chunks", "tuples", LitData),
+            ("litdata_chunks", "rows", LitData),
+            ("litdata_chunks", "chunk", LitData),
+            ("litdata_chunks", "tokens", partial(LitDataTokens, window=4)),
+        ],
+    )
+    def test_with_any_value_at_any_place(self, tmp_path: Path, script: str, kind: str, open_dataset: Any) -> None:
+        copy = Path(shutil.copytree(written(script) / kind, tmp_path / "copy"))
+        index = json.loads((copy / "index.json").read_text())
+        part = "shards" if script == "mds" else "chunks"
+        index[part] = index[part][:1]
+        for odd in each_odd(index):
+            (copy / "index.json").write_text(json.dumps(odd))
+            with suppress(FeedlineError):
+                open_dataset(copy)[0]
 
     @pytest.mark.parametrize("encoding", ["ndarray:foo", "ndarray:O", "ndarray:f4,(9999999,99999)f4", "ndarray:U4"])
     def test_of_arrays_in_mds(self, tmp_path: Path, encoding: str) -> None:

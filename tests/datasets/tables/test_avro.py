@@ -188,3 +188,13 @@ def test_an_avro_schema_that_is_none(tmp_path: Path, word: str) -> None:
     path.write_bytes(head + f'"{word[::-1]}"'.encode() + rest)
     with pytest.raises(SampleError, match=r"a\.avro cannot be read: it is damaged"):
         Avro(path)[0]
+
+
+@pytest.mark.parametrize("codec", ["deflate", "snappy", "bzip2", "xz"])
+def test_damaged_content_of_a_block_is_named(tmp_path: Path, codec: str) -> None:
+    path = write_avro(tmp_path / "a.avro", record(t="string"), [{"t": "text" * 100}], codec=codec)
+    data = bytearray(path.read_bytes())
+    data[-30:-20] = b"\xff" * 10  # before the marker of 16 bytes
+    path.write_bytes(data)
+    with pytest.raises(SampleError, match=r"a\.avro.* cannot be read: it is damaged"):
+        Avro(path)[0]

@@ -130,3 +130,13 @@ def test_orc_files_of_other_columns_are_refused(tmp_path: Path) -> None:
 
 def test_an_empty_orc_file(tmp_path: Path) -> None:
     assert len(ORC(write_orc(tmp_path / "a.orc", pa.table({"x": pa.array([], pa.int64())})))) == 0
+
+
+def test_an_impossible_compression_block_is_refused_before_it_is_allocated(tmp_path: Path) -> None:
+    path = write_orc(tmp_path / "a.orc", TABLE[:10], compression="zlib")
+    data, block = path.read_bytes(), b"\x10\x01\x18\x80\x80\x04"  # zlib, 64 KiB
+    at = data.rindex(block, len(data) - data[-1])
+    script = data[at:-1].replace(block, b"\x10\x01\x18\xff\xff\xff\xff\x0f")
+    path.write_bytes(data[:at] + script + bytes([data[-1] + 2]))
+    with pytest.raises(SampleError, match=r"a\.orc cannot be read: it is damaged.* claims blocks of 4294967295 bytes"):
+        ORC(path)

@@ -503,3 +503,20 @@ def test_files_that_cat_has_joined_are_named(tmp_path: Path, settings: dict[str,
         last = len(short if joined.endswith(short) else data)
         with pytest.raises(SampleError, match=rf"several Parquet files, .* begins at byte {len(joined) - last}\. Join"):
             Parquet(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"\x25\x02\x18\x01x", b"\x25\x00\x18\x01x"),  # no nulls, but counts of them in each column chunk
+        (b"\x16\x06\x26", b"\x16\x0a\x26"),  # five rows instead of three
+    ],
+)
+def test_a_footer_that_contradicts_itself_is_named(tmp_path: Path, before: bytes, after: bytes) -> None:
+    """pyarrow would end the process for the first one, and give fewer rows for the second one."""
+    pq.write_table(pa.table({"x": [1, 2, 3]}), tmp_path / "a.parquet")
+    data = (tmp_path / "a.parquet").read_bytes()
+    assert data.count(before) == 1
+    (tmp_path / "a.parquet").write_bytes(data.replace(before, after))
+    with pytest.raises(SampleError, match=r"a\.parquet cannot be read: it is damaged"):
+        Parquet(tmp_path).__getitems__([0, -1])

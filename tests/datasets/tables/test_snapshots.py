@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from odd_values import each_odd
 
 from feedline.datasets import Parquet
-from feedline.errors import ArgumentError, SampleError
+from feedline.errors import ArgumentError, FeedlineError, SampleError
 
 Put = Callable[[str, bytes], None]
 
@@ -153,6 +155,14 @@ def test_columns_that_are_younger_than_a_file_are_null_there(delta: Table) -> No
         delta.read(["x", "none"])
 
 
+def test_a_column_that_a_table_dropped_is_not_read_from_its_older_files(delta: Table) -> None:
+    delta.rows("3.parquet", pa.table({"y": [30]}))
+    commit(delta, 2, metadata({"y": "long"}), add("3.parquet"))
+    assert delta.values("y", nulls=0) == [0, 0, 0, 0, 30]
+    with pytest.raises(ArgumentError, match=r"column 'x' is not in the table of .*; there are y"):
+        delta.values("x")
+
+
 def test_a_column_of_a_nested_type_that_no_file_has_is_named(delta: Table) -> None:
     nested: Any = {"type": "array", "elementType": "long", "containsNull": True}
     commit(delta, 2, metadata({"x": "long", "y": nested}))
@@ -201,6 +211,22 @@ def test_damage_of_a_delta_log_is_named(delta: Table, name: str, data: bytes, me
     delta.put(name, data)
     with pytest.raises(SampleError, match=message):
         delta.read()
+
+
+def check_refused_or_read(table: Table) -> None:
+    with suppress(FeedlineError):
+        table.values()
+
+
+@pytest.mark.parametrize("table", ["local"], indirect=True)
+def test_a_delta_log_may_have_any_value_at_any_place(delta: Table) -> None:
+    written = metadata({"x": "long", "p": "long"}, ("p",))
+    fields = json.loads(written["metaData"]["schemaString"])
+    schemas = [{"metaData": {**written["metaData"], "schemaString": json.dumps(odd)}} for odd in each_odd(fields)]
+    removed = remove("2.parquet", VECTOR)
+    for action in [*each_odd(add("0.parquet", p="1")), *each_odd(removed), *each_odd(written), *schemas]:
+        commit(delta, 2, written, add("0.parquet", p="1"), action)
+        check_refused_or_read(delta)
 
 
 def test_a_lost_file_of_a_delta_table_is_named(delta: Table) -> None:
@@ -337,6 +363,35 @@ def test_features_of_iceberg_that_change_rows_are_refused(iceberg: Iceberg, more
     iceberg.version(11, {"k=0/0.parquet": 1}, **more)
     with pytest.raises(ArgumentError, match=message):
         iceberg.table.read()
+
+
+@pytest.mark.parametrize("table", ["local"], indirect=True)
+def test_metadata_of_iceberg_may_have_any_value_at_any_place(iceberg: Iceberg) -> None:
+    member = {"type": "struct", "fields": [{"id": 3, "name": "a", "type": "long"}]}
+    fields = [{"id": 1, "name": "x", "type": "long"}, {"id": 2, "name": "y", "type": "decimal(4, 2)"}]
+    parts = [{"source-id": 2, "transform": "identity", "name": "y"}]
+    iceberg.version(
+        11,
+        {"k=0/0.parquet": 1},
+        {"k=0/0.parquet": {"y": 1, "day": None}},
+        schemas=[{"schema-id": 0, "fields": [*fields, {"id": 4, "name": "s", "type": member}]}],
+        **{"partition-specs": [{"spec-id": 1, "fields": parts}]},
+    )
+    path = Path(iceberg.table.root, "metadata/00011-aa.metadata.json")
+    for odd in each_odd(json.loads(path.read_text())):
+        path.write_text(json.dumps(odd))
+        check_refused_or_read(iceberg.table)
+
+
+@pytest.mark.parametrize("table", ["local"], indirect=True)
+def test_damaged_manifests_of_iceberg_are_refused_or_read(iceberg: Iceberg) -> None:
+    for name in ("m0-10.avro", "snap-10.avro"):
+        path = Path(iceberg.table.root, "metadata", name)
+        data = path.read_bytes()
+        for at in range(0, len(data), 11):
+            path.write_bytes(data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :])
+            check_refused_or_read(iceberg.table)
+        path.write_bytes(data)
 
 
 @pytest.mark.parametrize("hint", [b"9", b"10\n", b"11", b"nonsense"])

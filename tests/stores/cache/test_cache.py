@@ -179,6 +179,18 @@ def test_a_damaged_piece_is_fetched_again(tmp_path: Path, fake: FakeStore, damag
     assert sorted(fake.fetched.values()) == [1, 1, 1, 1, 2]
 
 
+def test_a_piece_of_another_length_is_fetched_again(tmp_path: Path, fake: FakeStore) -> None:
+    """A server that counts whole seconds may give two contents of an object one version."""
+    before, store = stores.statistics().cache_damaged, cached(tmp_path, fake)
+    assert store.read("a", 25_000) == CONTENT[25_000:]
+    fake.objects["a"] = CONTENT + bytes(300)
+    store.info("a")
+    assert store.read("a", 25_000) == CONTENT[25_000:] + bytes(300)
+    assert store.cached_pieces("a", version="v1").cut(25_000, 25_800) == CONTENT[25_000:] + bytes(300)
+    assert cached(tmp_path, fake).read("a", 25_000) == CONTENT[25_000:] + bytes(300)
+    assert stores.statistics().cache_damaged == before + 1
+
+
 def test_a_new_version_is_another_piece(tmp_path: Path, fake: FakeStore) -> None:
     store = cached(tmp_path, fake)
     store.read("a", 0, 2000)

@@ -121,8 +121,9 @@ class NpzArchive:
         except FeedlineError:
             raise
         except (*_DAMAGE, OSError) as error:
-            # If a damaged directory refers to a place outside of the file, the system refuses to seek.
-            if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            # If a damaged directory refers to a place outside of the file, the system refuses to seek. A remote file
+            # is refused by Python, without a number.
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
                 raise
             raise SampleError(
                 f"{self.path} cannot be read as a .npz archive ({type(error).__name__}: {error});"

@@ -97,6 +97,11 @@ class FrameTable:
         start, stop = int(self.key_starts[key]), int(stops.max(initial=-1))
         return (start, stop) if 0 <= start < stop else (-1, -1)
 
+    def start_of(self, pts: int) -> int:
+        """First byte of the frame at a time stamp; -1 if unknown."""
+        at = int(np.searchsorted(self.pts, pts))
+        return int(self.starts[at]) if at < len(self.pts) and self.pts[at] == pts else -1
+
     def last_decoded_before(self) -> NDArray[np.int64]:
         """By frame, the last shown of the frames decoded up to it."""
         earliest_behind = np.minimum.accumulate(self.order[::-1])[::-1]
@@ -178,7 +183,8 @@ def report(error: Any, what: str, file: _BytesFile | None) -> NoReturn:
     if file is not None and file.failure is not None:
         raise file.failure from None
     if isinstance(error, OSError) and not isinstance(error, ValueError):
-        if error.errno != errno.EIO:  # an error of the file system
+        # Demuxers of FFmpeg have errors of the file system for damage, too, but name no file.
+        if error.errno != errno.EIO and file is None and error.filename not in _NO_FILE:
             raise error
         _check_readable(error.filename)
     raise SampleError(
@@ -187,12 +193,15 @@ def report(error: Any, what: str, file: _BytesFile | None) -> NoReturn:
     ) from error
 
 
+_NO_FILE = None, "<none>"
+
+
 def _check_readable(target: str | None) -> None:
     """Raise the OSError of a local file that cannot be read.
 
     FFmpeg has the same error for some truncated files.
     """
-    if target is not None:
+    if target not in _NO_FILE:
         with open(target.removeprefix("file:"), "rb", buffering=0) as file:
             while file.read(_READ_NBYTES):
                 pass

@@ -33,6 +33,10 @@ class _FrameRun(NamedTuple):
     """Time stamp of the last packet that the frames need; None if decoding continues after them."""
 
 
+class _MisledError(SampleError):
+    """A seek led to other frames."""
+
+
 class VideoReader:
     """Decodes chosen frames of one video; for one thread at a time."""
 
@@ -133,7 +137,11 @@ class VideoReader:
 
     def _read_from(self, key: int, attempt: int, number: int) -> NDArray[np.uint8]:
         self._seek(key, attempt)
-        frame = self._decode_until(number)
+        try:
+            frame = self._decode_until(number)
+        except _MisledError:
+            self._reopen()  # only packets in their order are right
+            frame = self._decode_until(number)
         self._attempt = attempt
         return self._pixels(frame, number)
 
@@ -182,6 +190,7 @@ class VideoReader:
         skips, context.skip_frame = False, "DEFAULT"
         for packet in self._video.container.demux(self._video.stream):
             pts = packet.pts
+            self._check_place(packet)
             if skips != (pts is not None and pts < self._until and pts not in self._wanted):
                 skips = not skips
                 context.skip_frame = "NONREF" if skips else "DEFAULT"
@@ -201,6 +210,18 @@ class VideoReader:
             yield from frames
             if is_last:
                 return
+
+    def _check_place(self, packet: Any) -> None:
+        """Raise _MisledError for a packet with the time stamp of another one.
+
+        After a seek, some formats count time stamps from the place that the index of the file gives.
+        """
+        start = -1 if packet.pts is None else self._table.start_of(packet.pts)
+        if packet.pos is not None and min(start, packet.pos) >= 0 and start != packet.pos:
+            raise _MisledError(
+                f"{self._name} has an index that leads to other frames at"
+                f" {float(packet.pts * self._table.time_base):.3f} s: {_REPLACE}"
+            )
 
     def _decode_until(self, number: int) -> Any:
         """Decode up to a frame; SampleError if it is missing or damaged."""

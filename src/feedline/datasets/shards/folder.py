@@ -123,6 +123,9 @@ def check_total(counts: Iterable[int]) -> None:
     check_count(sum(counts), "the number of all samples")
 
 
+_MOST_NAME_NBYTES = 255
+
+
 def check_file_name(value: Any) -> str:
     """Return a file name; ValueError unless it stays within the folder.
 
@@ -131,6 +134,6 @@ def check_file_name(value: Any) -> str:
     name = str(value)
     if name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
         raise ValueError(f"the file name {name!r} points out of the folder")
-    if "\0" in name:
-        raise ValueError(f"no file can have the name {name!r}")
+    if "\0" in name or any(len(os.fsencode(part)) > _MOST_NAME_NBYTES for part in name.split("/")):
+        raise ValueError(f"no file can have the name {name!r:.80}")
     return name

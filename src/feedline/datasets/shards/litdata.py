@@ -144,7 +144,7 @@ def _parse_index(config: dict[str, Any], chunks: list[dict[str, Any]]) -> LitDat
             f"the chunks were written for {loader}, which is not supported; read Parquet files with datasets.Parquet"
         )
     codec = config.get("compression") and str(config["compression"]).partition(":")[0]
-    formats, tree = tuple(config["data_format"]), _parse_tree(json.loads(config["data_spec"])[1])
+    formats, tree = tuple(map(_text, config["data_format"])), _parse_tree(json.loads(config["data_spec"])[1])
     if len(formats) != len(tree.names()):
         raise ValueError(f"{len(formats)} formats for {len(tree.names())} leaves")
     parsed = tuple(map(_parse_chunk, chunks))
@@ -154,9 +154,15 @@ def _parse_index(config: dict[str, Any], chunks: list[dict[str, Any]]) -> LitDat
         formats,
         tree,
         codec or None,
-        config.get("compression_level") or "chunk",
+        _text(config.get("compression_level") or "chunk"),
         loader == "TokensLoader",
     )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.60} is not a text")
+    return value
 
 
 def _parse_chunk(entry: dict[str, Any]) -> Chunk:

@@ -14,7 +14,7 @@ from feedline.datasets.decoding import Decode
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
 from feedline.datasets.indexes import BuiltIndex, Columns, indexes_of
 from feedline.datasets.paths import Paths, columns_of, find, paths_of
-from feedline.datasets.tables.avro_layout import BLOCKS, arrow_schema, avro, parse_header, records
+from feedline.datasets.tables.avro_layout import BLOCKS, arrow_schema, avro, naming_damage, parse_header, records
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
 from feedline.datasets.tables.decoded import CACHE_NBYTES, DecodedTable, FileChunks
 from feedline.datasets.tables.types import check_same_columns, kinds_of, pyarrow
@@ -69,10 +69,8 @@ class Blocks(FileChunks[FileSet]):
     def _batch(self, file: int, rows: Sequence[Any], name: str) -> Any:
         arrow, schema = pyarrow(_WHAT), self._schemas[file]
         columns = [column for column, _ in self.kind.fields]
-        try:
+        with naming_damage(f"the block of {name}"):
             arrays = [arrow.array([row[column] for row in rows], schema.field(column).type) for column in columns]
-        except arrow.ArrowException as error:
-            raise SampleError(f"the block of {name} cannot be read ({error}); write the file again") from error
         return arrow.RecordBatch.from_arrays(arrays, names=columns)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import struct
-import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from feedline.datasets.file_objects import Stream
 from feedline.datasets.indexes import Columns, IndexRecipe
 from feedline.datasets.signatures import begin_of, check_format, damage_error
 from feedline.datasets.tables.types import pyarrow
-from feedline.errors import ArgumentError, MissingExtraError
+from feedline.errors import ArgumentError, FeedlineError, MissingExtraError
 from feedline.stores.files import File
 
 # https://avro.apache.org/docs/1.12.0/specification/
@@ -37,11 +36,15 @@ def avro() -> Any:
     return optional.load("fastavro", "avro", _WHAT)
 
 
-def _damages() -> tuple[type[Exception], ...]:
-    """Errors of fastavro for unreadable data."""
-    schema = avro().schema
-    own = (schema.SchemaParseException, schema.UnknownType)
-    return (ValueError, EOFError, LookupError, TypeError, OSError, RecursionError, struct.error, zlib.error, *own)
+@contextmanager
+def naming_damage(name: str) -> Iterator[None]:
+    """Turn the errors of libraries for unreadable data into a SampleError."""
+    try:
+        yield
+    except (FeedlineError, MemoryError):
+        raise
+    except Exception as error:
+        raise _damage_error(name, error) from error
 
 
 class AvroHeader(NamedTuple):
@@ -53,21 +56,17 @@ class AvroHeader(NamedTuple):
 
 def parse_header(data: bytes, name: str) -> AvroHeader:
     """Parse the header in an index."""
-    try:
+    with naming_damage(name):
         reader = avro().reader(io.BytesIO(data))
         return AvroHeader(data, json.loads(reader.metadata["avro.schema"]))
-    except _damages() as error:
-        raise _damage_error(name, error) from error
 
 
 def records(header: AvroHeader, block: memoryview, name: str) -> list[Any]:
     """Decode the records of a block; times are the stored integers."""
-    try:
+    with naming_damage(name):
         plain = json.dumps(_without_times(header.schema))
         reader = avro().reader(io.BytesIO(_with_schema(header.data, plain.encode()) + bytes(block)))
         return list(reader)
-    except _damages() as error:
-        raise _damage_error(name, error) from error
 
 
 _PLAIN = {"uuid", "date", "time-millis", "time-micros"} | {
@@ -197,13 +196,8 @@ def _damage_error(name: str, error: Exception) -> Exception:
 
 def arrow_schema(schema: Any, name: str) -> Any:
     """The Arrow schema of records; ArgumentError for unsupported types."""
-    try:
+    with naming_damage(name):  # fastavro reads headers without a check of every part of their schema
         return _record_schema(schema, name)
-    except ArgumentError:
-        raise
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        # fastavro reads headers without a check of every part of their schema.
-        raise _damage_error(name, error) from error
 
 
 def _record_schema(schema: Any, name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from feedline.core import optional
-from feedline.datasets.tables.snapshots import Snapshot, TableColumns, TableFolder
+from feedline.datasets.tables.snapshots import Snapshot, TableColumns, TableFolder, naming_damage
 from feedline.datasets.tables.types import pyarrow
 from feedline.errors import SampleError
 
@@ -69,6 +69,13 @@ def read_snapshot(folder: TableFolder) -> Snapshot:
 
     ArgumentError for features that change the rows of a file; SampleError for a damaged log.
     """
+    with naming_damage("Delta", folder):
+        snapshot = _snapshot(folder)
+        snapshot.check()
+    return snapshot
+
+
+def _snapshot(folder: TableFolder) -> Snapshot:
     files, metadata = _replay(folder)
     if metadata is None:
         raise SampleError(f"the log of the Delta table {folder} is damaged: no version has a schema; repair the table")

@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, time
 from decimal import Decimal
+from operator import index
 from typing import Any
 
 from feedline.core import optional
-from feedline.datasets.tables.snapshots import ELEMENT, FieldId, Snapshot, TableColumns, TableFolder
+from feedline.datasets.tables.snapshots import ELEMENT, FieldId, Snapshot, TableColumns, TableFolder, naming_damage
 from feedline.datasets.tables.types import pyarrow
 from feedline.errors import SampleError
 
@@ -61,6 +62,13 @@ def read_snapshot(folder: TableFolder, name: str | None = None) -> Snapshot:
     The metadata file `name`, or the latest one, defines the snapshot. ArgumentError for tables with delete files;
     SampleError for damaged metadata.
     """
+    with naming_damage("Iceberg", folder):
+        snapshot = _snapshot(folder, name)
+        snapshot.check()
+    return snapshot
+
+
+def _snapshot(folder: TableFolder, name: str | None) -> Snapshot:
     metadata = _read_json(folder, f"{_FOLDER}{name or _latest(folder)}")
     location, current = metadata["location"], metadata.get("current-snapshot-id")
     snapshot = next((each for each in metadata.get("snapshots", ()) if each["snapshot-id"] == current), None)
@@ -154,7 +162,7 @@ def _columns(folder: TableFolder, metadata: ManifestEntry) -> TableColumns:
 
 
 def _ids(fields: Iterable[ManifestEntry]) -> dict[str, FieldId]:
-    return {field["name"]: FieldId(field["id"], _member_ids(field["type"])) for field in fields}
+    return {field["name"]: FieldId(index(field["id"]), _member_ids(field["type"])) for field in fields}
 
 
 def _member_ids(kind: Any) -> dict[str, FieldId]:
@@ -164,7 +172,7 @@ def _member_ids(kind: Any) -> dict[str, FieldId]:
     if kind["type"] == "struct":
         return _ids(kind["fields"])
     names = {"element": ELEMENT} if kind["type"] == "list" else {"key": "key", "value": "value"}
-    return {ours: FieldId(kind[f"{name}-id"], _member_ids(kind[name])) for name, ours in names.items()}
+    return {ours: FieldId(index(kind[f"{name}-id"]), _member_ids(kind[name])) for name, ours in names.items()}
 
 
 def _arrow_type(name: Any) -> Any:
@@ -198,9 +206,10 @@ def _entries(folder: TableFolder, snapshot: ManifestEntry, location: str) -> Ite
 
 def _read_avro(folder: TableFolder, path: str) -> list[Any]:
     avro = optional.load("fastavro", "avro", "the metadata of an Iceberg table")
+    data = io.BytesIO(folder.read(path))
     try:
-        return list(avro.reader(io.BytesIO(folder.read(path))))
-    except (ValueError, EOFError, LookupError, TypeError) as error:
+        return list(avro.reader(data))
+    except Exception as error:
         raise _damage_error(folder, path, error) from error
 
 

@@ -25,6 +25,10 @@ _STRUCT = 12
 _HEADER_NBYTES = 3
 
 
+_MOST_BLOCK_NBYTES = 64 << 20
+"""Larger compression blocks are damage: pyarrow allocates one for each stream. Writers have a limit of 8 MiB."""
+
+
 _MAGIC = b"ORC"
 
 
@@ -77,6 +81,8 @@ def _layout(nbytes: int, read: ReadRanges, with_streams: bool) -> ORCLayout:
     script = protobuf.by_number(tail[script_at - start : -1])
     if bytes(script.get(8000, b"")) != _MAGIC:
         raise DamagedORCError("it has no footer at its end")
+    if script.get(3, 0) > _MOST_BLOCK_NBYTES:
+        raise DamagedORCError(f"it claims blocks of {script[3]} bytes")
     footer_at = script_at - script[1]
     first = min(start, footer_at - script.get(5, 0))
     if first < 0:

@@ -18,7 +18,7 @@ from feedline.core import optional
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.dataset import Ranges
 from feedline.core.threads import IO_THREADS
-from feedline.datasets.file_objects import SparseFile
+from feedline.datasets.file_objects import RangeFile, SparseFile
 from feedline.datasets.indexes import FooterRead, MetadataCache, key_of
 from feedline.datasets.paths import Paths, listed, no_files_error
 from feedline.datasets.signatures import BEGIN_NBYTES, check_format, damage_error
@@ -207,6 +207,10 @@ _TAIL_NBYTES = 8
 """The length of the footer in 4 bytes, then PAR1."""
 
 
+_SIGNATURE_NBYTES = 28
+"""The nonce and the tag of a signed footer."""
+
+
 _ENCRYPTED = b"PARE"
 """End of a file whose footer is encrypted."""
 
@@ -245,6 +249,39 @@ class Summary(NamedTuple):
     """The Arrow schema in Arrow's serialization."""
     largest_nbytes: int
     """Uncompressed size of the largest row group, all columns."""
+
+
+class _DataReadError(Exception):
+    """Data before a footer are read."""
+
+
+class _FooterFile(RangeFile):
+    """A file of which only the footer is there.
+
+    pyarrow opens a file by a read of its last 64 KiB, so bytes before the footer are zeros. When the file is `sealed`,
+    reading them raises _DataReadError.
+    """
+
+    def __init__(self, footer: memoryview, nbytes: int) -> None:
+        super().__init__(nbytes)
+        self._footer, self._begin = footer, nbytes - len(footer)
+        self.sealed = False
+
+    def _bytes(self, start: int, stop: int) -> memoryview:
+        if start >= self._begin:
+            return self._footer[start - self._begin : stop - self._begin]
+        if self.sealed:
+            raise _DataReadError
+        return memoryview(bytes(min(stop, self._begin) - start) + self._footer[: max(0, stop - self._begin)])
+
+
+def _check_chunks(file: Any, source: _FooterFile) -> None:
+    """Raise OSError if a column chunk cannot be described."""
+    # `RowGroupMetaData.column` ends the process for such a chunk. A read of rows first describes all chunks of its
+    # columns, and raises an error. What it cannot read comes after that.
+    source.sealed = True
+    with suppress(_DataReadError, pyarrow(WHAT).ArrowNotImplementedError):
+        next(file.iter_batches(row_groups=range(file.metadata.num_row_groups)), None)
 
 
 class Footers:
@@ -286,7 +323,10 @@ class Footers:
     def _open(self, source: Any) -> Any:
         decryption = self._files.decryption
         return optional.load("pyarrow.parquet", "arrow", WHAT).ParquetFile(
-            source, coerce_int96_timestamp_unit=_INT96_UNIT, decryption_properties=decryption and decryption()
+            source,
+            coerce_int96_timestamp_unit=_INT96_UNIT,
+            decryption_properties=decryption and decryption(),
+            pre_buffer=True,
         )
 
     def _key(self, number: int) -> bytes | None:
@@ -305,13 +345,17 @@ class Footers:
         footer = self._read(number)
         arrow = pyarrow(WHAT)
         with naming(self._name(number)):
-            file = self._open(arrow.BufferReader(footer))
+            source = _FooterFile(footer, self._files.nbytes(number))
+            file = self._open(arrow.PythonFile(source, "r"))
             metadata = self._parsed().put(number, file.metadata)
             groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+            if any(group.num_columns != metadata.num_columns for group in groups):
+                raise damage_error(self._name(number), "Parquet", "a row group has not the columns of the schema")
             self._check_has_rows(number, groups, len(footer))
-            # pyarrow aborts where the chunks of an encrypted column are described, and a signature follows the footer.
-            is_plain = self._files.decryption is None and metadata.serialized_size == len(footer) - _TAIL_NBYTES
-            if groups and is_plain:
+            # The chunks of encrypted columns cannot be described. A signature follows the footer of a file with some.
+            is_signed = len(footer) - _TAIL_NBYTES - metadata.serialized_size == _SIGNATURE_NBYTES
+            if groups and self._files.decryption is None and not is_signed:
+                _check_chunks(file, source)
                 self._check_alone(number, groups[-1], len(footer))
             counts = [group.num_rows for group in groups]
             if min(counts, default=0) < 0 or max(counts, default=0) > _MOST_ROWS:

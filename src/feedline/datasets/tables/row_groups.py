@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.datasets.file_objects import merge_ranges
+from feedline.datasets.signatures import damage_error
 from feedline.datasets.tables.chunks import StructChunk, chunk_of_chunked
 from feedline.datasets.tables.decoded import FileChunks
 from feedline.datasets.tables.filters import Filters, Partitions
@@ -141,6 +142,10 @@ class RowGroups(FileChunks[ParquetFiles]):
             found[name] = arrow.chunked_array([self._partitions.column(name, file, rows)])
         for name in set(names) - found.keys():  # the file is older than a column of its table, or was added to it
             found[name] = arrow.chunked_array([self._partitions.absent(name, file, rows)])
+        short = next((name for name in names if len(found[name]) != rows), None)
+        if short is not None:
+            problem = f"column {short!r} has {len(found[short])} rows, its footer says {rows}"
+            raise damage_error(self._describe(group), "Parquet", problem)
         return {name: found[name] for name in names}
 
     def _table(self, group: int, names: Sequence[str]) -> Any:
@@ -248,6 +253,11 @@ def _kind_of_table(
 ) -> StructType:
     """The type of a sample if older files may lack columns."""
     wanted = list(table.names if columns is None else columns)
+    for name in wanted:
+        if not column_names([name], table.names):  # even if an older file has it
+            raise ArgumentError(
+                f"column {name!r} is not in the table of {paths[0]}; there are {', '.join(table.names)}"
+            )
     for schema, path in zip(schemas, paths, strict=True):
         table.check(schema, wanted, path)
     young = [name for name in column_names(wanted, table.names) if not any(name in each.names for each in schemas)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+import errno
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from feedline.datasets.tables.types import pyarrow
-from feedline.errors import ArgumentError, SampleError
+from feedline.errors import ArgumentError, FeedlineError, SampleError
 from feedline.stores import ObjectNotFoundError, Store
 from feedline.stores.cache import without_cache
 from feedline.stores.urls import join, split
@@ -101,6 +102,39 @@ class Snapshot(NamedTuple):
     types: Mapping[str, Any]
     """Arrow types of the partition columns."""
     columns: TableColumns
+
+    def check(self) -> None:
+        """Raise TypeError for values of wrong types."""
+        values = [each for values in self.files.values() for each in values.values() if each is not None]
+        for text in (*self.files, *self.types, *self.columns.names, *values):
+            if not isinstance(text, str):
+                raise TypeError(f"a path, a name or the value of a partition is {text!r:.60}")
+
+
+@contextmanager
+def naming_damage(kind: str, folder: TableFolder) -> Iterator[None]:
+    """Turn the errors of unexpected metadata into a SampleError."""
+    try:
+        yield
+    except (FeedlineError, MemoryError):
+        raise
+    except OSError as error:
+        if error.errno not in _NO_SUCH_PATH:
+            raise
+        raise _damage_error(kind, folder, error) from error
+    except Exception as error:
+        raise _damage_error(kind, folder, f"{type(error).__name__}: {error}") from error
+
+
+_NO_SUCH_PATH = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+"""Errors of the system for a path that metadata refer to."""
+
+
+def _damage_error(kind: str, folder: TableFolder, problem: object) -> SampleError:
+    return SampleError(
+        f"the metadata of the {kind} table {folder} are damaged ({problem}); repair the table with the tool that wrote"
+        " it"
+    )
 
 
 class TableFolder:

@@ -155,13 +155,13 @@ class Folder:
         """True if a piece has a file, without opening it."""
         return self._path(key.name()).exists()
 
-    def get(self, key: PieceKey) -> memoryview | None:
+    def get(self, key: PieceKey, nbytes: int | None = None) -> memoryview | None:
         """The data of a piece, or None.
 
-        A damaged piece is removed and counted.
+        A damaged piece, or one that has not `nbytes` bytes, is removed and counted.
         """
-        in_memory = self.in_memory(key)
-        return self._open(key.name()) if in_memory is None else in_memory
+        data = self.in_memory(key)
+        return self._open(key.name(), nbytes) if data is None or nbytes not in (None, data.nbytes) else data
 
     def in_memory(self, key: PieceKey) -> memoryview | None:
         """The data of a piece, if this process has it mapped."""
@@ -235,7 +235,7 @@ class Folder:
     def _path(self, name: str) -> Path:
         return self._root / "objects" / name[:2] / name
 
-    def _open(self, name: str) -> memoryview | None:
+    def _open(self, name: str, nbytes: int | None = None) -> memoryview | None:
         path = self._path(name)
         try:
             with open(path, "rb") as file:
@@ -243,6 +243,8 @@ class Folder:
                 status = os.fstat(file.fileno())
                 is_known = self._trusted.get(name) == status.st_ino
                 data = open_entry(file, trusted=is_known or status.st_size > _CHECKED_NBYTES)
+                if nbytes not in (None, data.nbytes):
+                    raise DamagedEntryError
         except FileNotFoundError:
             return None
         except DamagedEntryError:

@@ -245,8 +245,9 @@ class _Object:
     def mapped(self, number: int) -> memoryview | None:
         """A piece, if this process has it mapped."""
         data = self._folder.in_memory(self._key(number))
-        if data is not None:
-            count(cache_hits=1)
+        if data is None or data.nbytes != self._nbytes(number):
+            return None
+        count(cache_hits=1)
         return data
 
     def fetch_missing(self, numbers: Sequence[int]) -> None:
@@ -261,13 +262,18 @@ class _Object:
     def span(self, number: int) -> tuple[int, int]:
         return number * self._piece_nbytes, min((number + 1) * self._piece_nbytes, self.info.size)
 
+    def _nbytes(self, number: int) -> int:
+        # Some servers give two contents of an object one version, such as the second in which both were written.
+        start, stop = self.span(number)
+        return stop - start
+
     def _groups(self, numbers: Sequence[int]) -> Iterator[Sequence[int]]:
         at_once = max(1, _GROUP_NBYTES // self._piece_nbytes)
         return (numbers[first : first + at_once] for first in range(0, len(numbers), at_once))
 
     def _reopen(self, number: int, data: memoryview) -> memoryview:
         """The piece, mapped from its file: the kernel can reclaim that memory."""
-        mapped = self._folder.get(self._key(number))
+        mapped = self._folder.get(self._key(number), self._nbytes(number))
         return data if mapped is None else mapped
 
     def file(self) -> str:
@@ -315,7 +321,7 @@ class _Object:
         return PieceKey(self.address, self._version_key, self._piece_nbytes, number)
 
     def _look_up(self, numbers: Sequence[int]) -> dict[int, memoryview]:
-        pieces = ((number, self._folder.get(self._key(number))) for number in numbers)
+        pieces = ((number, self._folder.get(self._key(number), self._nbytes(number))) for number in numbers)
         return {number: data for number, data in pieces if data is not None}
 
     def _fetch_all(self, numbers: Sequence[int]) -> dict[int, memoryview]:
