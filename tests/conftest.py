@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from fault_proxy import FaultProxy
 
 LONGEST_FILES = (
-    *("test_unseeded", "test_interrupts", "test_resume", "test_pool", "test_torch_orders"),
-    *("test_deaths", "test_iterable_datasets", "test_sampler_batches", "test_kill_workers", "test_ranks"),
+    *("test_stateful_protocol", "test_verdict", "test_loop_end", "test_memory", "test_pool_end", "test_inheritance"),
+    *("test_unseeded", "test_interrupts", "test_resume", "test_mixtures", "test_pool", "test_torch_orders"),
+    *("test_deaths", "test_iterable_datasets", "test_torch_exits", "test_ranks"),
     *("test_drop_in", "test_agreement", "test_fork_server", "test_dataset_formats", "test_torch_iterable"),
     *("test_docs", "test_servers", "test_local", "test_vision", "test_fuzz_run", "test_demo", "test_decode_samplings"),
     *("test_decode_verdicts", "test_outage", "test_cache", "test_slow_lines", "test_wrappers"),

@@ -1,4 +1,4 @@
-"""Mixtures, packed or not, are exact over 200 random cuts with other numbers of ranks after each."""
+"""Mixtures, packed or not, are exact over random cuts with other numbers of ranks after each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rounds import rounds
 
 import feedline as fl
 from feedline import streams
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*cannot share equally")
-CUTS = 200
+CUTS = rounds(60, 200)
 
 
 def documents(count: int, first: int) -> list[torch.Tensor]:

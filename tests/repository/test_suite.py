@@ -24,7 +24,8 @@ def test_no_law_sets_the_number_of_its_examples_itself() -> None:
 
 
 def test_a_law_has_the_examples_of_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CI", raising=False)
+    for variable in ("CI", "NIGHTLY"):
+        monkeypatch.delenv(variable, raising=False)
     assert law_settings().max_examples == settings().max_examples
     assert law_settings(at_least=10_000).max_examples == 10_000
     assert law_settings(at_most=2, because=Reason.PROCESSES).max_examples == 2
@@ -37,7 +38,16 @@ def test_fewer_examples_need_a_reason() -> None:
 
 def test_ci_takes_300_examples_of_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "1")
+    monkeypatch.delenv("NIGHTLY", raising=False)
     assert law_settings().max_examples >= 300
+    assert law_settings(at_most=100, because=Reason.COSTLY).max_examples == 100
+
+
+def test_the_night_takes_300_examples_of_a_costly_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("NIGHTLY", "1")
+    assert law_settings(at_most=100, because=Reason.COSTLY).max_examples >= 300
+    assert law_settings(at_most=2, because=Reason.PROCESSES).max_examples == 2
 
 
 SOURCE = TESTS.parent / "src" / "feedline"
