@@ -75,7 +75,7 @@ struct KeptBatch {
     std::size_t first, size = 0;  // of its spans
 };
 
-// The latest batches, oldest first, and their spans: two rings in memory of their own. Small blocks for each batch would
+// The latest batches and their spans: two rings in memory of their own. Small blocks for each batch would
 // lie in the memory that a batch has just freed, so that the next batch would not fit there, and would touch new pages.
 class KeptBatches {
 public:

@@ -42,7 +42,8 @@ class InlineFuture:
             except Exception:
                 self._end()
                 raise
-        # Also after a result of an earlier call: an interrupt may have come before these lines.
+        # As `_end`, but without a call for each batch. Also after a result of an earlier call: an interrupt may have
+        # come before these lines.
         self._is_over = True
         self._pool.unanswered.discard(self)
         return self._result

@@ -50,8 +50,6 @@ class PaddingSums:
 
 def with_padding(result: BatchResult) -> BatchResult:
     """The result, with the counts of its batch if they are known."""
-    if _has_no_padding(result.batch):
-        return result
     padding = padding_counts(result.batch)
     return result if padding is None else result._replace(padding=padding)
 
