@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 
 from feedline.loader.report.calibration import ASSUMED_GIL_SHARE, HOP_S, LEAST_SHARE, calibrate, is_throttled
 from feedline.loader.report.context import Context, SendingCost
-from feedline.loader.report.measured import BUILD_STAGES, Measured
+from feedline.loader.report.measured import BUILD_STAGES, TURN, Measured
 from feedline.loader.report.replay import PROCESS, THREAD, BatchTimes, EngineSetting, Machine, Task, replay
 
 STAGES = ("sample", *BUILD_STAGES, "receive", "copy", "device_decode", "device_transform")
@@ -234,7 +234,7 @@ def _change_transport(method: str, sending: SendingCost | None) -> TimesChange:
     """Change of a batch that comes from another kind of pool."""
 
     def change(batch: BatchTimes) -> BatchTimes:
-        work = {stage: task for stage, task in batch.work.items() if stage != "serialize"}
+        work = {stage: task for stage, task in batch.work.items() if stage not in (TURN, "serialize")}
         if method == PROCESS:
             packing, unpacking = sending or (TRANSPORT, TRANSPORT)
             return replace(batch, work={**work, "serialize": packing}, receive=unpacking)
