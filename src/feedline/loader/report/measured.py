@@ -44,6 +44,8 @@ class Measured:
     step_s: float = 0.0
     startup_s: float = 0.0
     """Wait for the first batch of an epoch."""
+    listing_s: float = 0.0
+    """Part of this wait in which the sampler lists its order, whether workers start or not."""
     closing_s: float = 0.0
     """Time from the end of an epoch until its workers have ended."""
     delay: Mapping[int, float] = field(default_factory=dict)
@@ -93,6 +95,7 @@ class Measured:
             wait_s=_mean(table.wall.get("wait", 0.0) for table in later),
             step_s=_mean(table.wall["step"] for table in later),
             startup_s=stats.startup_s,
+            listing_s=_listing_s(stats),
             closing_s=stats.closing_s,
             delivery_s=_delivery_s(later),
             others_cpus=stats.others_cpus,
@@ -336,6 +339,12 @@ def _with_turns(batches: tuple[BatchTimes, ...], tables: Sequence[_BatchSpans], 
         return batches
     turn = Task(wait_s=_mean(turns))
     return tuple(replace(batch, work={TURN: turn, **batch.work}) for batch in batches)
+
+
+def _listing_s(stats: Stats) -> float:
+    """Time of the longest draw beyond a usual one: the first."""
+    draws = stats.stages.get("sample")
+    return 0.0 if draws is None else max(min(draws.max_s, stats.startup_s) - draws.median_s, 0.0)
 
 
 def _delivery_s(tables: Sequence[_BatchSpans]) -> float | None:
