@@ -209,6 +209,13 @@ def test_the_time_of_workers_between_batches_overlaps() -> None:
     assert inline.period_s(model.measured.batches) == pytest.approx(replace(slow, workers=0).run().period_s, rel=0.05)
 
 
+def test_a_loop_waits_no_longer_for_a_batch_than_its_delivery_takes() -> None:
+    run = Pipeline(fetch=(0, 10), turn=3, step=(1, 0.25), workers=1, cpus=4, method="thread").run()
+    for spans in run.recorded:
+        spans[:] = [span for span in spans if span.stage != "receive"]
+    assert model_of(run).removal_gains["fetch"] > 3
+
+
 @pytest.mark.parametrize("more_ms", [0, 8])
 def test_objects_may_take_as_long_to_make_as_to_unpack(more_ms: int) -> None:
     sent = Pipeline(fetch=(0, 4), serialize=(0, 4), receive=8, step=(2, 2), workers=2, cpus=4)

@@ -236,8 +236,8 @@ class _BatchSpans:
     began_s: float = 0.0
     """Time at which its worker began to build it."""
     built_s: float = 0.0
-    received_s: float | None = None
-    """Time at which the loop began to unpack it."""
+    received_s: float = 0.0
+    """Time at which the loop began to unpack it, or had it if there was nothing to unpack."""
 
     @classmethod
     def of(cls, spans: Sequence[Span]) -> Self:
@@ -247,9 +247,8 @@ class _BatchSpans:
             defaultdict[int, float](float),
         )
         worker = MAIN
-        called_ns = built_ns = 0
+        called_ns = built_ns = delivered_ns = received_ns = 0
         began_ns = inf
-        received_s = None
         for stage, start_ns, stop_ns, owner in spans:
             elapsed_s = (stop_ns - start_ns) / 1e9
             if stage == RUN_DELAY:
@@ -259,13 +258,13 @@ class _BatchSpans:
             elif is_wall(stage):
                 wall[stage] += elapsed_s
                 if stage == "wait":
-                    called_ns = start_ns
+                    called_ns, delivered_ns = start_ns, stop_ns
                 elif stage == "receive":
-                    received_s = start_ns / 1e9
+                    received_ns = start_ns
                 elif stage in BUILD_STAGES:
                     worker, began_ns, built_ns = owner, min(began_ns, start_ns), max(built_ns, stop_ns)
-        called_s, began_s, built_s = called_ns / 1e9, began_ns / 1e9, built_ns / 1e9
-        return cls(dict(wall), dict(cpu), dict(delay), worker, called_s, began_s, built_s, received_s)
+        times_s = (each / 1e9 for each in (called_ns, began_ns, built_ns, received_ns or delivered_ns))
+        return cls(dict(wall), dict(cpu), dict(delay), worker, *times_s)
 
     def batch(self, ratios: Mapping[str, float], delay: Mapping[int, float]) -> BatchTimes:
         """The tasks of this batch."""
@@ -349,11 +348,7 @@ def _listing_s(stats: Stats) -> float:
 
 def _delivery_s(tables: Sequence[_BatchSpans]) -> float | None:
     """Mean time from building to unpacking, where the loop has waited."""
-    times = [
-        table.received_s - table.built_s
-        for table in tables
-        if table.received_s is not None and table.called_s < table.built_s
-    ]
+    times = [max(table.received_s - table.built_s, 0.0) for table in tables if 0 < table.called_s < table.built_s]
     return _mean(times) if times else None
 
 
