@@ -324,14 +324,15 @@ def _with_turns(batches: tuple[BatchTimes, ...], tables: Sequence[_BatchSpans], 
     """The batches, with the mean time from a request to its begin.
 
     The worker still frees the memory of its last batch, receives the request, or waits for a CPU. The time that it
-    takes for an earlier request does not count. A batch is requested when the loop calls for the batch `ahead` places
-    before it; with 0, workers take no such time.
+    takes for an earlier request does not count. A batch is drawn and requested when the loop calls for the batch `ahead`
+    places before it; with 0, workers take no such time.
     """
     idle_s = dict[int, float]()
     turns = list[float]()
     for number, table in enumerate(tables):
         if number >= ahead > 0 and table.worker in idle_s:
-            ready_s = max(idle_s[table.worker], tables[number - ahead].called_s)
+            asked = tables[number - ahead]
+            ready_s = max(idle_s[table.worker], asked.called_s + asked.wall.get("sample", 0.0))
             turns.append(max(table.began_s - ready_s, 0.0))
         idle_s[table.worker] = table.built_s
     if not turns:
