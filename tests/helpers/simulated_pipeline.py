@@ -33,6 +33,8 @@ class Pipeline:
     fetch: tuple[float, float] = (0, 0)
     collate: tuple[float, float] = (0, 0)
     serialize: tuple[float, float] = (0, 0)
+    turn: float = 0
+    """Computing of a worker between two batches, outside of all stages."""
     receive: float = 0
     sample: float = 0
     step: tuple[float, float] = (5, 0)
@@ -47,6 +49,8 @@ class Pipeline:
     """Programs that always compute."""
     locks: bool = False
     """Threads compute only one at a time; one that computes keeps the lock for `INTERVAL_MS`."""
+    slice_ms: float = 0
+    """Time for which a task that computes keeps its CPU while others are ready."""
     batches: int = 120
     samples: int = 8
 
@@ -108,6 +112,7 @@ class Run:
         self.random = random.Random(1)
         self.holder: Process | None = None
         self.held = 0.0
+        self.slices = dict[int, float]()
         for process in [*self.workers, self.loop]:
             self.advance(process)
         while not self.ended:
@@ -138,7 +143,11 @@ class Run:
             runnable = runnable and [self.holder_of_lock(runnable)]
         crowd = [*runnable, *[None] * self.pipeline.others]
         self.random.shuffle(crowd)
-        return [each for each in crowd[: self.pipeline.cpus] if each is not None]
+        crowd.sort(key=lambda each: self.slices.get(id(each), 0.0) <= 0)
+        chosen = [each for each in crowd[: self.pipeline.cpus] if each is not None]
+        left = {id(each): self.slices.get(id(each), 0.0) for each in chosen}
+        self.slices = {each: (ms if ms > 0 else self.pipeline.slice_ms) - TICK_MS for each, ms in left.items()}
+        return chosen
 
     def holder_of_lock(self, runnable: list[Process]) -> Process:
         """The thread that computes: the same one until it waits, or others have waited for a whole interval."""
@@ -196,6 +205,7 @@ class Run:
             job = queue.popleft()
             yield from self.build(process, job)
             self.ready.append(job)
+            yield 0, self.pipeline.turn
 
     def loop_program(self):
         pipeline = self.pipeline
@@ -238,7 +248,10 @@ class Run:
             left, step_spans = self.now, []
             step = list[Span]()
             yield from self.stage(self.loop, "step", *pipeline.step, step)
-            step_spans = [*step[1:], Span("step.switches", 0, 12 if pipeline.step[0] else 0, MAIN)]
+            step_spans = [
+                *step[1:],
+                Span("step.switches", 0, (12 if pipeline.locks else 4) * (pipeline.step[0] > 0), MAIN),
+            ]
         self.ended = True
 
     def totals(self) -> Totals:

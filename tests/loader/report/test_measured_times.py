@@ -71,6 +71,21 @@ def test_the_time_of_a_sampler_is_a_stage(workers: int) -> None:
     assert stages["sample"].workers == (-1,)
 
 
+class SlowListing(SlowOrder):
+    def __iter__(self) -> Iterator[int]:
+        time.sleep(0.3)
+        yield from range(32)
+
+
+def test_the_listing_of_an_order_is_no_start_of_workers() -> None:
+    with fl.DataLoader(Sleeping(), 4, sampler=SlowListing(), num_workers=2, worker_method="thread") as loader:
+        for _ in loader:
+            pass
+        model = loader.report().replayed
+    assert model is not None
+    assert model.startup_s - model.measured.closing_s < model.measured.startup_s - 0.29
+
+
 def test_the_cpu_time_of_a_step_counts_its_computing_only() -> None:
     loader = fl.DataLoader(Computing(), batch_size=4)
     for step, _ in enumerate(loader):

@@ -189,6 +189,53 @@ def test_the_gain_of_a_free_stage_is_predicted(stage: str) -> None:
     assert model.explained_share >= 0.9
 
 
+@pytest.mark.parametrize("late", [
+    Pipeline(fetch=(0, 40), step=(10, 0.25), workers=4, slice_ms=6),
+    Pipeline(fetch=(0, 60), step=(20, 0.25), workers=3, slice_ms=3),
+])  # fmt: skip
+def test_a_step_that_is_woken_late_by_workers_is_shorter_without_their_work(late: Pipeline) -> None:
+    run = late.run()
+    truth = run.period_s / replace(late, fetch=(0, 0)).run().period_s
+    assert model_of(run).removal_gains["fetch"] == pytest.approx(truth, rel=0.1)
+
+
+def test_the_time_of_workers_between_batches_overlaps() -> None:
+    slow = Pipeline(fetch=(0, 10), turn=6, step=(4, 0.25), workers=1, cpus=4)
+    run, faster = slow.run(), replace(slow, workers=3)
+    model = verdict.model_of(run.stats, slow.context(), run.recent)
+    assert model is not None
+    assert gain_of(slow, faster, model) == pytest.approx(run.period_s / faster.run().period_s, rel=0.1)
+    inline = model.with_setting(EngineSetting())
+    assert inline.period_s(model.measured.batches) == pytest.approx(replace(slow, workers=0).run().period_s, rel=0.05)
+
+
+def test_a_loop_waits_no_longer_for_a_batch_than_its_delivery_takes() -> None:
+    run = Pipeline(fetch=(0, 10), turn=3, step=(1, 0.25), workers=1, cpus=4, method="thread").run()
+    for spans in run.recorded:
+        spans[:] = [span for span in spans if span.stage != "receive"]
+    assert model_of(run).removal_gains["fetch"] > 3
+
+
+@pytest.mark.parametrize("more_ms", [0, 8])
+def test_objects_may_take_as_long_to_make_as_to_unpack(more_ms: int) -> None:
+    sent = Pipeline(fetch=(0, 4), serialize=(0, 4), receive=8, step=(2, 2), workers=2, cpus=4)
+    run = sent.run()
+    gain = predict(model_of(run), {"num_workers": 0})
+    assert gain is not None
+    made = replace(sent, workers=0, fetch=(0, 4 + more_ms))
+    assert 0.98 * gain.low < run.period_s / made.run().period_s < 1.02 * gain.high
+
+
+def test_cpus_that_other_programs_use_may_be_missing_to_more_workers() -> None:
+    slow = replace(COMPUTES, workers=0, others=1)
+    run, faster = slow.run(), replace(slow, workers=2)
+    for others_cpus in (0.0, 1.0):
+        measured = replace(Measured.of(run.recent, run.stats), others_cpus=others_cpus)
+        gain = predict(Model.of(measured, slow.context()), {"num_workers": 2})
+        assert gain is not None
+        assert (gain.low < run.period_s / faster.run().period_s < gain.high) == (others_cpus > 0)
+
+
 def test_other_programs_are_found_by_the_run_delay() -> None:
     run = ROBBED.run()
     model = model_of(run)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from math import inf
 from typing import Any
 
 from feedline.core.stage_parts import DECODE, TRANSFORM
-from feedline.loader.report.calibration import ASSUMED_GIL_SHARE
 from feedline.loader.report.context import Context, method_of
 from feedline.loader.report.copies import cheaper_transform, fewer_bytes, less_decoding, one_copy
+from feedline.loader.report.doubts import begins_to_accelerate, doubtful_cases
 from feedline.loader.report.model import Case, Gain, Model
 from feedline.loader.report.parts import dominant_part
 from feedline.loader.report.remedy import LEAST_GAIN, Advice, Basis, upper_bound
@@ -27,11 +26,6 @@ WORKER_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 
 
 MOST_SHOWN = 5
-
-
-_ACCELERATION = 3.0
-"""Speed of datasets that open JPEGs with Pillow in worker processes, as a multiple of that elsewhere; see
-bench/existing_code.py."""
 
 
 MOSTLY_WAITING_SHARE = 0.5
@@ -88,18 +82,13 @@ def more_or_fewer_workers(model: Model, stats: Stats) -> Iterator[Advice]:
     half = next((number for number, gain in gains.items() if gain - 1 >= 0.6 * (best - 1)), wanted)
     for number in dict.fromkeys((wanted, half)):
         text = _reason_for_workers(model, number) + _mention_of_kernels(model, cases[number])
-        yield from _advice(model, cases[number], text, {"num_workers": number}, *_doubtful_cases(model, cases[number]))
+        yield from _advice(model, cases[number], text, {"num_workers": number}, *doubtful_cases(model, cases[number]))
 
 
 def _mention_of_kernels(model: Model, case: Case) -> str:
-    if not _begins_to_accelerate(model, case):
+    if not begins_to_accelerate(model, case):
         return ""
     return "; worker processes also decode Pillow's JPEGs by feedline's kernels, which may gain as much again"
-
-
-def _begins_to_accelerate(model: Model, case: Case) -> bool:
-    """True if the change would let feedline's kernels decode for Pillow."""
-    return model.context.accelerates and case.setting.method == PROCESS != model.present.setting.method
 
 
 def _counts(context: Context, stats: Stats) -> list[int]:
@@ -125,45 +114,6 @@ def _with_workers(model: Model, number: int) -> Case:
     return model.with_setting(
         EngineSetting(number, 2, context.in_order, method, context.round_robin and method == PROCESS)
     )
-
-
-def _doubtful_cases(model: Model, case: Case) -> Iterator[Case]:
-    """The same change under other assumptions about unmeasurable facts."""
-    yield _doubtful_case(model, case)
-    yield from _other_caches(model, case)
-
-
-def _other_caches(model: Model, case: Case) -> Iterator[Case]:
-    """The same change under other assumptions about caches.
-
-    Workers copy within caches, or evict each other's bytes from caches. Nothing where copies cannot be the limit in
-    either case.
-    """
-    copying, copiers = model.measured.most_copying, case.machine.copiers
-    faster = model.measured.cached_copying
-    if case.setting.num_workers * copying * faster > copiers:
-        for other in (inf, max(copiers / faster, 1.0)):
-            yield case._replace(machine=replace(case.machine, copiers=other))
-
-
-def _doubtful_case(model: Model, case: Case) -> Case:
-    """The same change under the other assumption about unmeasurable facts.
-
-    The CPUs that other programs leave are either a fixed share, as under autogroup, or grow with the number of workers.
-    A lock is held for all of the computing time, or for a part of it. Pillow's images are JPEGs, or others.
-    """
-    machine = case.machine
-    if _begins_to_accelerate(model, case):
-        change = case.change or (lambda batch: batch)
-        case = case._replace(change=lambda batch: change(batch).scale("fetch", 1 / _ACCELERATION))
-    if case.setting.method == THREAD:
-        machine = replace(machine, gil_share=1.0 if machine.gil_share <= ASSUMED_GIL_SHARE else ASSUMED_GIL_SHARE)
-    cpus = model.context.cpus
-    if machine.cpus < cpus:
-        before, after = (each.setting.num_workers + 1 for each in (model.present, case))
-        others = before * (cpus - machine.cpus) / machine.cpus
-        machine = replace(machine, cpus=cpus * after / (after + others))
-    return case._replace(machine=machine)
 
 
 def _reason_for_workers(model: Model, number: int) -> str:
@@ -238,15 +188,16 @@ def other_pools(model: Model, _: Stats) -> Iterator[Advice]:
     if setting.method == PROCESS and context.thread_safe and not context.together:
         case = model.with_setting(replace(setting, method=THREAD, round_robin=False))
         text = "threads send nothing between processes"
-        yield from _advice(model, case, text, {"worker_method": "thread"}, *_doubtful_cases(model, case))
+        yield from _advice(model, case, text, {"worker_method": "thread"}, *doubtful_cases(model, case))
     if setting.method == THREAD and not context.together:
         case = model.with_setting(replace(setting, method=PROCESS, round_robin=context.round_robin))
         text = f"threads share Python's lock, and compute on {model.measured.concurrency:.1f} CPUs together"
-        yield from _advice(model, case, text, {"worker_method": "process"}, *_doubtful_cases(model, case))
+        yield from _advice(model, case, text, {"worker_method": "process"}, *doubtful_cases(model, case))
     if setting.method != INLINE and not context.adapts:
         sent_s = sum(model.measured.mean(stage).alone_s for stage in ("serialize", "receive")) + model.machine.latency_s
         text = f"a batch costs {seconds(sent_s)} on its way from the worker, and {_building(model)} to build"
-        yield from _advice(model, model.with_setting(EngineSetting()), text, {"num_workers": 0})
+        case = model.with_setting(EngineSetting())
+        yield from _advice(model, case, text, {"num_workers": 0}, *doubtful_cases(model, case))
 
 
 def _building(model: Model) -> str:
@@ -435,7 +386,7 @@ def predict(model: Model, arguments: Mapping[str, Any]) -> Gain | None:
         gain = model.without_startup()
         return Gain(gain, gain, gain)
     case = case_of(model, arguments)
-    return None if case is None else model.range_of(case, *_doubtful_cases(model, case))
+    return None if case is None else model.range_of(case, *doubtful_cases(model, case))
 
 
 def case_of(model: Model, arguments: Mapping[str, Any]) -> Case | None:

@@ -20,6 +20,7 @@ from feedline.loader.report.replay import (
     Machine,
     Task,
     replay,
+    replay_late,
     replay_step,
 )
 
@@ -51,11 +52,13 @@ class Calibration(NamedTuple):
 def calibrate(measured: Measured, context: Context) -> Calibration:
     """Explain the waiting of recorded batches.
 
-    Locks come first, then CPUs that other programs leave; a wait for each batch explains the rest.
+    Locks come first, then workers that keep their CPUs, then CPUs that other programs leave; a wait for each batch
+    explains the rest.
     """
     setting = context.setting
     measured = _with_contention(measured, setting)
     measured, machine = _with_lock(measured, context)
+    measured, machine = _with_late_loop(measured, setting, machine)
     expected_s = replay(measured.batches, setting, machine)
     if expected_s < 0.97 * measured.period_s and measured.delay_share > PREEMPTED_SHARE:
         machine = _with_others(measured, setting, machine)
@@ -66,7 +69,7 @@ def calibrate(measured: Measured, context: Context) -> Calibration:
     unknown_s = max(missing_s - measured.delayed_s / max(setting.num_workers, 1), 0.0)
     explained = 1.0 if measured.wait_s <= 0 else min(max(1 - unknown_s / measured.wait_s, 0.0), 1.0)
     if missing_s > 0.01 * measured.period_s:
-        machine = _with_latency(measured, setting, machine, machine.latency_s + missing_s)
+        machine = _with_latency(measured, setting, machine)
     return Calibration(measured, machine, explained)
 
 
@@ -186,7 +189,7 @@ def _with_locked_steps(measured: Measured, setting: EngineSetting, machine: Mach
             low = middle
         else:
             high = middle
-    return replace(measured, batches=tuple(batch.with_longer_step(-low) for batch in measured.batches))
+    return _with_shorter_steps(measured, low)
 
 
 SWITCHES_PER_TAKE = 3.0
@@ -244,6 +247,41 @@ def _scale_waits(measured: Measured, factor: float) -> Measured:
     return replace(measured, batches=tuple(map(scaled, measured.batches)))
 
 
+def _with_late_loop(measured: Measured, setting: EngineSetting, machine: Machine) -> tuple[Measured, Machine]:
+    """Separate the loop's waiting for CPUs from other waiting.
+
+    A loop that is woken while workers have all CPUs waits for one. A replay with the returned machine waits as long as
+    the loop did, as far as its workers can be the reason; steps are shorter by their part of it.
+    """
+    if setting.method == INLINE or measured.late_s < _LEAST_LATE * measured.period_s:
+        return measured, machine
+    machine = replace(machine, step_wakes=measured.step_waits)
+    late = replay_late(measured.batches, setting, replace(machine, slice_s=MOST_SLICE_S))
+    wanted_s, low, high = min(measured.late_s, _REACHED * late.whole_s), 0.0, MOST_SLICE_S
+    for _ in range(_STEPS):
+        within_s = measured.late_s * late.step_s / late.whole_s if late.whole_s else 0.0
+        batches = _with_shorter_steps(measured, within_s).batches
+        late = replay_late(batches, setting, replace(machine, slice_s=(low + high) / 2))
+        low, high = ((low + high) / 2, high) if late.whole_s < wanted_s else (low, (low + high) / 2)
+    return replace(measured, batches=batches), replace(machine, slice_s=low)
+
+
+def _with_shorter_steps(measured: Measured, seconds: float) -> Measured:
+    return replace(measured, batches=tuple(batch.with_longer_step(-seconds) for batch in measured.batches))
+
+
+MOST_SLICE_S = 0.006
+"""Longest time for which a scheduler lets a task compute while another one has been woken."""
+
+
+_LEAST_LATE = 0.02
+"""Share of a batch's time below which waiting for CPUs after wake-ups does not matter."""
+
+
+_REACHED = 0.9
+"""Share of the longest possible waiting for CPUs that is looked for, where the measured one is not possible."""
+
+
 def _with_others(measured: Measured, setting: EngineSetting, machine: Machine) -> Machine:
     """The machine with as many CPUs as explain the period.
 
@@ -272,16 +310,19 @@ def _with_late_steps(
 
     A step that sleeps is woken late if other tasks have the CPUs. That is not waiting for data.
     """
-    free = [batch.only_step() for batch in measured.batches]
-    late_s = min(missing_s, measured.step_s - replay(free, setting, replace(machine, latency_s=0.0)))
+    late_s = min(missing_s, measured.step_s - replay_step(measured.batches, setting, machine))
     if late_s <= 0:
         return measured, 0.0
     return replace(measured, batches=tuple(batch.with_longer_step(late_s) for batch in measured.batches)), late_s
 
 
-def _with_latency(measured: Measured, setting: EngineSetting, machine: Machine, most_s: float) -> Machine:
-    """The machine with a wait per batch that gives the measured period."""
-    low, high = machine.latency_s, 2 * most_s
+def _with_latency(measured: Measured, setting: EngineSetting, machine: Machine) -> Machine:
+    """The machine with a wait per batch that gives the measured period.
+
+    Workers may hide most of such a wait. It is no longer than the measured delivery, whatever is then missing.
+    """
+    low = machine.latency_s
+    high = low + (measured.wait_s if measured.delivery_s is None else measured.delivery_s)
     for _ in range(_STEPS):
         middle = (low + high) / 2
         if replay(measured.batches, setting, replace(machine, latency_s=middle)) < measured.period_s:

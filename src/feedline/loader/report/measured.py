@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from typing import Self
 
 from feedline.core.telemetry import CPU, FILES, MAIN, NBYTES, RUN_DELAY, Span
@@ -14,6 +15,10 @@ from feedline.loader.report.stats import Stats, is_wall
 
 BUILD_STAGES = ("fetch", "collate", "serialize")
 """Stages of building a batch, in their order. Other spans are within these."""
+
+
+TURN = "turn"
+"""Key of a worker's time before the stages of a batch."""
 
 
 MULTITHREADED_CPUS = 1.1
@@ -39,12 +44,18 @@ class Measured:
     step_s: float = 0.0
     startup_s: float = 0.0
     """Wait for the first batch of an epoch."""
+    listing_s: float = 0.0
+    """Part of this wait in which the sampler lists its order, whether workers start or not."""
     closing_s: float = 0.0
     """Time from the end of an epoch until its workers have ended."""
     delay: Mapping[int, float] = field(default_factory=dict)
     """Run delay of each worker, as a multiple of its CPU time; -1 is the training process."""
     delayed_s: float = 0.0
     """Run delay of workers and loop, summed."""
+    late_s: float = 0.0
+    """Run delay of the loop after wake-ups: the part that the times of its stages still contain."""
+    delivery_s: float | None = None
+    """Time from a worker to a loop that waits; None if unknown."""
     others_cpus: float | None = None
     """CPUs that other programs used during the epoch; None if unknown."""
     lock_share: float | None = None
@@ -63,8 +74,11 @@ class Measured:
     """Rate of the stage that copies for the longest time, as a multiple of the rate without caches; at least 1."""
 
     @classmethod
-    def of(cls, recent: Sequence[Sequence[Span]], stats: Stats) -> Self:
-        """Figures of the latest spans; without spans, of the totals."""
+    def of(cls, recent: Sequence[Sequence[Span]], stats: Stats, ahead: int = 0) -> Self:
+        """Figures of the latest spans; without spans, of the totals.
+
+        `ahead` is that of the `EngineSetting`: with it, the time of workers between two batches counts.
+        """
         tables = [_BatchSpans.of(spans) for spans in recent]
         later = [table for table in tables if "step" in table.wall]
         if not later:
@@ -73,13 +87,17 @@ class Measured:
         delay = _delays(tables) if has_delay else {}
         # The latest batches may be so short that no CPU time was read for some stage.
         ratios = {**_ratios_of_totals(stats), **_cpu_ratios(tables)}
+        batches = _without_debts([table.batch(ratios, delay) for table in later])
+        batches = _with_turns(batches, later, ahead)
         return cls(
-            _without_debts([table.batch(ratios, delay) for table in later]),
+            batches,
             period_s=_mean(table.wall["step"] + table.wall.get("wait", 0.0) for table in later),
             wait_s=_mean(table.wall.get("wait", 0.0) for table in later),
             step_s=_mean(table.wall["step"] for table in later),
             startup_s=stats.startup_s,
+            listing_s=_listing_s(stats),
             closing_s=stats.closing_s,
+            delivery_s=_delivery_s(later),
             others_cpus=stats.others_cpus,
             lock_share=stats.lock_share,
             contended_share=stats.contended_share or 0.0,
@@ -87,6 +105,7 @@ class Measured:
             step_waits=stats.step_waits,
             delay=delay,
             delayed_s=sum(sum(table.delay.values()) for table in tables) / len(later) if has_delay else 0.0,
+            late_s=_late_s(later, batches) if has_delay else 0.0,
             has_cpu=bool(ratios),
             files_nbytes=files_nbytes_of(recent),
         )
@@ -212,6 +231,13 @@ class _BatchSpans:
     cpu: dict[str, float]
     delay: dict[int, float]
     worker: int = MAIN
+    called_s: float = 0.0
+    """Time at which the loop called for the batch."""
+    began_s: float = 0.0
+    """Time at which its worker began to build it."""
+    built_s: float = 0.0
+    received_s: float = 0.0
+    """Time at which the loop began to unpack it, or had it if there was nothing to unpack."""
 
     @classmethod
     def of(cls, spans: Sequence[Span]) -> Self:
@@ -221,6 +247,8 @@ class _BatchSpans:
             defaultdict[int, float](float),
         )
         worker = MAIN
+        called_ns = built_ns = delivered_ns = received_ns = 0
+        began_ns = inf
         for stage, start_ns, stop_ns, owner in spans:
             elapsed_s = (stop_ns - start_ns) / 1e9
             if stage == RUN_DELAY:
@@ -229,8 +257,14 @@ class _BatchSpans:
                 cpu[stage.removesuffix(CPU)] += elapsed_s
             elif is_wall(stage):
                 wall[stage] += elapsed_s
-                worker = owner if stage in BUILD_STAGES else worker
-        return cls(dict(wall), dict(cpu), dict(delay), worker)
+                if stage == "wait":
+                    called_ns, delivered_ns = start_ns, stop_ns
+                elif stage == "receive":
+                    received_ns = start_ns
+                elif stage in BUILD_STAGES:
+                    worker, began_ns, built_ns = owner, min(began_ns, start_ns), max(built_ns, stop_ns)
+        times_s = (each / 1e9 for each in (called_ns, began_ns, built_ns, received_ns or delivered_ns))
+        return cls(dict(wall), dict(cpu), dict(delay), worker, *times_s)
 
     def batch(self, ratios: Mapping[str, float], delay: Mapping[int, float]) -> BatchTimes:
         """The tasks of this batch."""
@@ -286,6 +320,39 @@ def _without_debts(batches: Sequence[BatchTimes]) -> tuple[BatchTimes, ...]:
     return tuple(map(changed, batches))
 
 
+def _with_turns(batches: tuple[BatchTimes, ...], tables: Sequence[_BatchSpans], ahead: int) -> tuple[BatchTimes, ...]:
+    """The batches, with the mean time from a request to its begin.
+
+    The worker still frees the memory of its last batch, receives the request, or waits for a CPU. The time that it
+    takes for an earlier request does not count. A batch is drawn and requested when the loop calls for the batch `ahead`
+    places before it; with 0, workers take no such time.
+    """
+    idle_s = dict[int, float]()
+    turns = list[float]()
+    for number, table in enumerate(tables):
+        if number >= ahead > 0 and table.worker in idle_s:
+            asked = tables[number - ahead]
+            ready_s = max(idle_s[table.worker], asked.called_s + asked.wall.get("sample", 0.0))
+            turns.append(max(table.began_s - ready_s, 0.0))
+        idle_s[table.worker] = table.built_s
+    if not turns:
+        return batches
+    turn = Task(wait_s=_mean(turns))
+    return tuple(replace(batch, work={TURN: turn, **batch.work}) for batch in batches)
+
+
+def _listing_s(stats: Stats) -> float:
+    """Time of the longest draw beyond a usual one: the first."""
+    draws = stats.stages.get("sample")
+    return 0.0 if draws is None else max(min(draws.max_s, stats.startup_s) - draws.median_s, 0.0)
+
+
+def _delivery_s(tables: Sequence[_BatchSpans]) -> float | None:
+    """Mean time from building to unpacking, where the loop has waited."""
+    times = [max(table.received_s - table.built_s, 0.0) for table in tables if 0 < table.called_s < table.built_s]
+    return _mean(times) if times else None
+
+
 def _stages(batch: BatchTimes) -> dict[str, Task]:
     return {**batch.work, **{stage: getattr(batch, stage) for stage in MAIN_STAGES}}
 
@@ -331,6 +398,14 @@ def _delays(tables: Sequence[_BatchSpans]) -> dict[int, float]:
                 cpu[owner] += table.cpu.get(stage, min(ratios.get(stage, 1.0), 1.0) * seconds)
     # CPU times of stages without a CPU clock contain their delay.
     return {worker: seconds / max(cpu[worker], seconds / _MOST_DELAY) for worker, seconds in delay.items() if seconds}
+
+
+def _late_s(tables: Sequence[_BatchSpans], batches: Sequence[BatchTimes]) -> float:
+    """Mean run delay of the loop that no stage has lost."""
+    delayed_s: float = sum(table.delay.get(MAIN, 0.0) for table in tables)
+    elapsed_s = sum(table.wall.get(stage, 0.0) for table in tables for stage in MAIN_STAGES)
+    taken_s: float = elapsed_s - sum(getattr(batch, stage).alone_s for batch in batches for stage in MAIN_STAGES)
+    return max(delayed_s - taken_s, 0.0) / len(tables)
 
 
 _MOST_DELAY = 100.0

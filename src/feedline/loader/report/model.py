@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 
 from feedline.loader.report.calibration import ASSUMED_GIL_SHARE, HOP_S, LEAST_SHARE, calibrate, is_throttled
 from feedline.loader.report.context import Context, SendingCost
-from feedline.loader.report.measured import BUILD_STAGES, Measured
+from feedline.loader.report.measured import BUILD_STAGES, TURN, Measured
 from feedline.loader.report.replay import PROCESS, THREAD, BatchTimes, EngineSetting, Machine, Task, replay
 
 STAGES = ("sample", *BUILD_STAGES, "receive", "copy", "device_decode", "device_transform")
@@ -174,15 +174,15 @@ class Model:
     def startup_s(self) -> float:
         """Seconds for the start and the end of an epoch's workers.
 
-        The start is the wait for the first batch, without the time of building it.
+        The start is the wait for the first batch, without the time of listing the order and of building the batch.
         """
         first_s = fmean(sum(task.alone_s for task in batch.work.values()) for batch in self.measured.batches)
-        return max(self.measured.startup_s - first_s, 0.0) + self.measured.closing_s
+        return max(self.measured.startup_s - self.measured.listing_s - first_s, 0.0) + self.measured.closing_s
 
     def without_startup(self) -> float:
         """Gain of an epoch whose workers run already."""
-        whole_s = self.startup_s + self._epoch_batches * self.now_s
-        return whole_s / (self._epoch_batches * self.now_s) if self.now_s > 0 else 1.0
+        epoch_s = self.measured.listing_s + self._epoch_batches * self.now_s
+        return (self.startup_s + epoch_s) / epoch_s if epoch_s > 0 else 1.0
 
     @property
     def _epoch_batches(self) -> int:
@@ -234,7 +234,7 @@ def _change_transport(method: str, sending: SendingCost | None) -> TimesChange:
     """Change of a batch that comes from another kind of pool."""
 
     def change(batch: BatchTimes) -> BatchTimes:
-        work = {stage: task for stage, task in batch.work.items() if stage != "serialize"}
+        work = {stage: task for stage, task in batch.work.items() if stage not in (TURN, "serialize")}
         if method == PROCESS:
             packing, unpacking = sending or (TRANSPORT, TRANSPORT)
             return replace(batch, work={**work, "serialize": packing}, receive=unpacking)

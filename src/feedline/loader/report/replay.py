@@ -129,6 +129,10 @@ class Machine:
     """Seconds per batch in which the loop waits for something outside all stages, such as the wake-up of a worker."""
     copiers: float = inf
     """Threads that copy at full speed, before memory bandwidth slows them down."""
+    step_wakes: float = 1.0
+    """Times that a step is woken after waiting."""
+    slice_s: float = 0.0
+    """Seconds for which a computing task keeps its CPU when the loop is woken and no CPU is free."""
 
 
 class _TaskPhase(NamedTuple):
@@ -186,6 +190,12 @@ class _SimulatedClock:
     def computing(self) -> int:
         """Number of processes that compute."""
         return len(self._computing)
+
+    @property
+    def crowd(self) -> float:
+        """Computing tasks for each CPU; 0 while a CPU is free."""
+        # Sums of widths have rounding errors.
+        return self._width / self.limit if self._width > self.limit - 1 + 1e-6 else 0.0
 
     def resume(self, process: _Process) -> None:
         """Let a process begin, or continue after it was parked."""
@@ -256,6 +266,8 @@ class _Engine:
         self.delivered_s: list[float] = []
         """Times at which the loop got its batches."""
         self.steps_s: list[float] = []
+        self.late_s = self.late_in_steps_s = 0.0
+        """Time in which the loop was awake and had no CPU, in all and within its steps."""
 
     def run(self) -> Self:
         """Deliver all batches."""
@@ -317,23 +329,24 @@ class _Engine:
             if not self._arrived:
                 self._loop_is_parked = True
                 yield None
-                if self._is_locked:
-                    yield from self._take_lock(1.0)
+                yield from self._take_lock(1.0) if self._is_locked else self._take_cpu()
             while self._arrived:
                 number = self._arrived.popleft()
                 yield from _phases(self._batches[number].receive)
                 self._received.add(number)
 
     def _step(self, step: Task) -> _Process:
-        """A step, which takes the lock again after each of its waits."""
-        if not self._is_locked or step.wait_s <= 0:
+        """A step, which takes a CPU or the lock after each wait."""
+        if step.wait_s <= 0 or not (self._is_locked or self._machine.slice_s):
             yield from _phases(step)
             return
-        parts = min(max(round(self._machine.lock_takes), 1), PIECES)
+        late_s, takes = self.late_s, self._machine.lock_takes if self._is_locked else self._machine.step_wakes
+        parts = min(max(round(takes), 1), PIECES)
         for _ in range(parts):
             yield _TaskPhase(step.wait_s / parts)
-            yield from self._take_lock(self._machine.lock_takes / parts)
+            yield from self._take_lock(takes / parts) if self._is_locked else self._take_cpu()
             yield _TaskPhase(0.0, step.cpu_s / parts, step.width)
+        self.late_in_steps_s += self.late_s - late_s
 
     def _take_lock(self, times: float) -> _Process:
         """Wait until computing threads give Python's lock back.
@@ -346,8 +359,21 @@ class _Engine:
             yield _TaskPhase(slice_s)
             waited_s += slice_s
 
+    def _take_cpu(self) -> _Process:
+        """Wait for a free CPU, or for the turns of its tasks."""
+        slice_s, woken_s = self._machine.slice_s, self._clock.now
+        if slice_s:
+            yield _TaskPhase(_WAKE_UP_S)
+            while self._clock.crowd * slice_s > self._clock.now - woken_s:
+                yield _TaskPhase(slice_s / 4)
+        self.late_s += self._clock.now - woken_s
+
     def _is_due(self, window: list[int]) -> bool:
         return window[0] in self._received or (not self._setting.in_order and not self._received.isdisjoint(window))
+
+
+_WAKE_UP_S = 1e-6
+"""Time until the loop is awake: the worker that has woken it begins its next batch before."""
 
 
 LEAST_REPLAYED = 48
@@ -383,6 +409,20 @@ def replay_step(batches: Sequence[BatchTimes], setting: EngineSetting, machine: 
     """
     steps_s = _run(batches, setting, machine).steps_s[setting.ahead + 1 :]
     return sum(steps_s) / len(steps_s)
+
+
+class LateTimes(NamedTuple):
+    """Mean seconds for which a loop waits for CPUs, per batch."""
+
+    whole_s: float
+    step_s: float
+    """Part within the step."""
+
+
+def replay_late(batches: Sequence[BatchTimes], setting: EngineSetting, machine: Machine) -> LateTimes:
+    """Waits of the loop for CPUs after its wake-ups, per batch."""
+    engine = _run(batches, setting, machine)
+    return LateTimes(engine.late_s / len(engine.steps_s), engine.late_in_steps_s / len(engine.steps_s))
 
 
 def _run(batches: Sequence[BatchTimes], setting: EngineSetting, machine: Machine) -> _Engine:

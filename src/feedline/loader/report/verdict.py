@@ -207,7 +207,9 @@ def model_of(stats: Stats, context: Context, recent: Sequence[Sequence[Span]], *
         context = replace(context, epoch_batches=stats.batches)
     if stats.throttled_share is not None:
         context = replace(context, throttled=stats.throttled_share > THROTTLED_SHARE)
-    measured = Measured.of(recent[-LEAST_REPLAYED:] if quick else recent, stats)
+    # Threads that build one batch together have no turns, and others wait for Python's lock.
+    ahead = 0 if context.setting.method == THREAD else context.setting.ahead
+    measured = Measured.of(recent[-LEAST_REPLAYED:] if quick else recent, stats, ahead)
     if context.copy_rates is not None:
         measured = measured.with_copying(stats.delivered_nbytes or 0.0, context.copy_rates.thread_rate)
     return (
