@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -97,6 +97,45 @@ def test_a_loop_without_processes_measures_one_batch(method: str, monkeypatch: p
         if sending is not None:
             assert with_processes(model) < with_processes(with_cost(model, 0.0))
             assert with_processes(with_cost(model, 1000.0)) < 0.1
+
+
+class Watched(list[int]):
+    """A list that counts the values that are read one by one."""
+
+    read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for value in super().__iter__():
+            Watched.read += 1
+            yield value
+
+
+def watched(samples: list[int]) -> Watched:
+    return Watched(range(100_000))
+
+
+def test_a_short_loop_does_not_count_the_many_values_of_a_batch() -> None:
+    Watched.read = 0
+    with fl.DataLoader(list(range(40)), batch_size=2, collate_fn=watched) as loader:
+        for _ in loader:
+            pass
+        assert loader.report().replayed is not None
+    assert Watched.read < 1000
+
+
+def test_looks_at_a_batch_of_many_values_cost_little() -> None:
+    batch = Watched(range(100_000))
+    Watched.read = 0
+    measurement = SendingMeasurement()
+    begun_ns = measured_ns = 5_000_000_000
+    for now_ns in range(begun_ns, begun_ns + 300_000_000_000, 100_000_000):
+        if measurement.is_due(now_ns):
+            measured_ns = now_ns
+            measurement.measure(batch, now_ns, collated=False)
+            # A value takes less than 5 microseconds, and one look in 100 of the loop's time; the last one measures.
+            assert measurement.cost is not None or Watched.read * 5_000 < 0.04 * (now_ns - begun_ns) + 1_000_000
+    assert measurement.cost is not None
+    assert measured_ns - begun_ns > 50_000_000_000
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,10 @@ _NAMES = frozenset((*_MASKS, *_LENGTHS))
 
 _DEPTH = 3
 """Depth of containers searched for a mask: deeper ones belong to the samples."""
+
+
+_MOST_PARTS = 16
+"""Number of parts of a container that are searched."""
 
 
 _WITHOUT_FIELDS = frozenset((torch.Tensor, np.ndarray, int, float, bool, str, bytes, type(None)))
@@ -96,8 +101,9 @@ def _mappings(value: Any, depth: int) -> Iterator[Mapping[Any, Any]]:
     elif isinstance(value, tuple) and hasattr(value, "_asdict"):
         yield value._asdict()
     if depth and isinstance(value, Mapping | tuple | list):
-        parts = value.values() if isinstance(value, Mapping) else value
-        for part in list(parts)[:16]:
+        # A longer list has a part for each sample: they are alike.
+        most = 1 if isinstance(value, list) and len(value) > _MOST_PARTS else _MOST_PARTS
+        for part in islice(value.values() if isinstance(value, Mapping) else value, most):
             if type(part) not in _WITHOUT_FIELDS:
                 yield from _mappings(part, depth - 1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
@@ -24,8 +25,11 @@ PAUSE_FACTOR = 100
 """A measurement takes at most 1 / `PAUSE_FACTOR` of a loop's time."""
 
 
-_COPY_NS, _COLLATED_NS, _LEAF_NS, _LEAST_NS = 4.0, 0.5, 1000.0, 50_000.0
-"""Assumed time of a measurement per byte, per byte in memory that is sent, per leaf, and per batch."""
+_COPY_NS, _COLLATED_NS, _LEAF_NS, _LEAST_NS = 4.0, 0.5, 10_000.0, 50_000.0
+"""Assumed time of a measurement per byte, per byte in memory that is sent, per leaf, and per batch.
+
+To count the leaves takes less than half of the time per leaf.
+"""
 
 
 class SendingMeasurement:
@@ -48,8 +52,10 @@ class SendingMeasurement:
         A batch that cannot be read has no cost: its error would end a loop that needs no measurement.
         """
         began_ns = now_ns if self._began_ns is None else self._began_ns
+        affordable_ns = (now_ns - began_ns) / PAUSE_FACTOR if PAUSE_FACTOR else inf
         try:
-            self._due_ns = began_ns + int(PAUSE_FACTOR * _expected_ns(batch, collated=collated))
+            expected_ns = _expected_ns(batch, max(2 * affordable_ns, 4 * _LEAST_NS), collated=collated)
+            self._due_ns = began_ns + int(PAUSE_FACTOR * expected_ns)
         except Exception:  # noqa: BLE001 - the containers are the user's
             self._due_ns = NEVER_NS
             return
@@ -93,12 +99,17 @@ def _timed(act: Callable[[], Any]) -> tuple[Any, Task]:
     return result, Task(0.0, min(cpu_s, (monotonic_ns() - wall_ns) / 1e9))
 
 
-def _expected_ns(batch: Any, *, collated: bool) -> float:
-    """Expected time of a measurement, from the size of the batch."""
+def _expected_ns(batch: Any, most_ns: float, *, collated: bool) -> float:
+    """Expected time of a measurement, from the size of the batch.
+
+    A batch may have so many leaves that counting them takes long: above `most_ns`, twice the time so far is assumed.
+    """
     expected_ns = _LEAST_NS
     for leaf in leaves(batch):
         shared = collated and isinstance(leaf, torch.Tensor)
         expected_ns += _LEAF_NS + _nbytes_of(leaf) * (_COLLATED_NS if shared else _COPY_NS)
+        if expected_ns > most_ns:
+            return 2 * expected_ns
     return expected_ns
 
 
