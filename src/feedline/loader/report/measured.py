@@ -324,8 +324,8 @@ def _with_turns(batches: tuple[BatchTimes, ...], tables: Sequence[_BatchSpans], 
     """The batches, with the mean time from a request to its begin.
 
     The worker still frees the memory of its last batch, receives the request, or waits for a CPU. The time that it
-    takes for an earlier request does not count. A batch is drawn and requested when the loop calls for the batch `ahead`
-    places before it; with 0, workers take no such time.
+    takes for an earlier request does not count. A batch is drawn and requested when the loop calls for the batch
+    `ahead` places before it; with 0, workers take no such time.
     """
     idle_s = dict[int, float]()
     turns = list[float]()
