@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 import feedline as fl
 from feedline import streams
 from feedline.core.rng import batch_keys
+from feedline.loader.monitoring import padding as padding_counts
 from feedline.streams.flow import FlowPlace
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*cannot share equally")
@@ -382,7 +383,8 @@ def test_packing_resumes_at_every_row() -> None:
         assert [row["tokens"].tolist() for row in other] == whole[cut:]
 
 
-def test_packed_batches_report_their_padding() -> None:
+def test_packed_batches_report_their_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(padding_counts, "PAUSE_FACTOR", 0)
     loader = fl.DataLoader(packing(), 4, seed=0)
     segments = torch.cat([batch["segments"] for batch in loader])
     padding = int(np.count_nonzero(segments.numpy() == 0))

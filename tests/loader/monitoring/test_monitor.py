@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 from unittest.mock import Mock
 
@@ -24,7 +24,7 @@ from tqdm import tqdm
 import feedline as fl
 from feedline.core.page import BATCHES, FoundPage, Page, PageContent, PageReader, find_pages
 from feedline.core.proc import TICK_S, CpuTicks, ProcessStat
-from feedline.loader.monitoring import machine
+from feedline.loader.monitoring import machine, padding
 from feedline.loader.monitoring import monitor as monitor_module
 from feedline.loader.monitoring.diagnosis import verdict_pause_ns
 from feedline.loader.monitoring.monitor import Monitor
@@ -207,7 +207,10 @@ def as_padding_mask(rows: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, A
         *((as_inputs, {"num_workers": 2, "worker_method": "thread"}), (as_lengths, {"num_workers": 1})),
     ],
 )
-def test_the_share_of_padding_is_that_of_all_batches(collate_fn: Any, hands: dict[str, Any]) -> None:
+def test_the_share_of_padding_is_that_of_all_batches(
+    collate_fn: Any, hands: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(padding, "PAUSE_FACTOR", 0)
     loader = fl.DataLoader([torch.ones(length) for length in LENGTHS], 3, collate_fn=collate_fn, **hands)  # type: ignore[arg-type]
     rows = [LENGTHS[start : start + 3] for start in range(0, len(LENGTHS), 3)]
     expected = 1 - sum(LENGTHS) / sum(max(row) * len(row) for row in rows)
@@ -215,6 +218,25 @@ def test_the_share_of_padding_is_that_of_all_batches(collate_fn: Any, hands: dic
         list(loader)
         assert loader.stats().padding_share == pytest.approx(expected, abs=1e-12)
         assert loader.stats().since_epoch.padding_share == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("iterable", [False, True])
+def test_padding_is_counted_in_a_hundredth_of_the_time(iterable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = list[int]()
+
+    def slow_counts(batch: Any) -> tuple[int, int]:
+        counted.append(len(batch["length"]))
+        sleep(0.02)
+        return 1, 4
+
+    monkeypatch.setattr(padding, "padding_counts", slow_counts)
+    rows = [torch.ones(length) for length in LENGTHS]
+    data: Any = fl.streams.from_dataset(rows) if iterable else rows  # type: ignore[arg-type]
+    loader = fl.DataLoader(data, 2, collate_fn=as_lengths)
+    began_s = monotonic()
+    assert len(list(loader)) == len(LENGTHS) / 2
+    assert 0 < len(counted) <= 1 + (monotonic() - began_s) / (100 * 0.02)
+    assert loader.stats().padding_share == 0.25
 
 
 def test_only_masks_of_padding_count() -> None:

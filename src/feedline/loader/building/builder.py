@@ -32,7 +32,7 @@ from feedline.core.torch_wrappers import batch_getter, inner_objects, stack_gett
 from feedline.errors import SampleIndexError, note
 from feedline.loader.building.captures import is_stateful, split_capture, traveling_schemes
 from feedline.loader.building.foreign import adapt, may_be_recognized, plain_samples, recognize
-from feedline.loader.monitoring.padding import with_padding
+from feedline.loader.monitoring.padding import PaddingCounter
 
 NEIGHBORS = 8
 """Number of following indices that `on_error="replace"` tries before it skips the sample."""
@@ -105,6 +105,7 @@ class BatchBuilder:
     _adopts: bool = field(init=False, default=True, compare=False)
     is_stateful: bool = field(init=False, default=False, compare=False)
     """True if the dataset has a state, saved for each worker."""
+    _padding: PaddingCounter = field(init=False, default_factory=PaddingCounter, compare=False)
 
     def __post_init__(self) -> None:
         self._choose_readers()
@@ -187,7 +188,7 @@ class BatchBuilder:
         recorder = recorder_of_thread()
         outer = recorder.begin()
         try:
-            result = with_padding(self._build(request, allocate, recorder, outer))
+            result = self._padding.add_to(self._build(request, allocate, recorder, outer))
         except BaseException:
             recorder.spans = outer
             raise

@@ -27,7 +27,7 @@ from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import note
 from feedline.loader.building.builder import run_collate
 from feedline.loader.building.captures import traveling_schemes
-from feedline.loader.monitoring.padding import with_padding
+from feedline.loader.monitoring.padding import PaddingCounter
 from feedline.loader.partitions import (
     ReopenedSamples,
     StreamSource,
@@ -79,6 +79,7 @@ class PartitionBuilder:
     _is_restored: bool = field(init=False, default=False, compare=False)
     _hosts: bool = field(init=False, default=False, compare=False)
     _open: dict[tuple[int, int, int], _OpenPartition] = field(init=False, default_factory=dict, compare=False)
+    _padding: PaddingCounter = field(init=False, default_factory=PaddingCounter, compare=False)
 
     dataset_state: Any = field(init=False, default=None, compare=False)
     """The state of the dataset itself after the latest batch, if it keeps one from epoch to epoch."""
@@ -147,7 +148,7 @@ class PartitionBuilder:
         outer = recorder.begin()
         try:
             with self._working_on(request) as address:
-                return with_padding(self._build(request, allocate, recorder, address))
+                return self._padding.add_to(self._build(request, allocate, recorder, address))
         finally:
             recorder.spans = outer
 

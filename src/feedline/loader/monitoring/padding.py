@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from time import monotonic_ns
 from typing import Any
 
 import numpy as np
@@ -53,10 +54,29 @@ class PaddingSums:
         return self.padded / self.places if self.places else None
 
 
-def with_padding(result: BatchResult) -> BatchResult:
-    """The result, with the counts of its batch if they are known."""
-    padding = padding_counts(result.batch)
-    return result if padding is None else result._replace(padding=padding)
+class PaddingCounter:
+    """Counts the padding of batches, in at most 1 / `PAUSE_FACTOR` of the time.
+
+    The batches between are not counted: masks may be large, and the search for them takes as long as many a batch.
+    """
+
+    __slots__ = ("_due_ns",)
+
+    def __init__(self) -> None:
+        self._due_ns = 0
+
+    def add_to(self, result: BatchResult) -> BatchResult:
+        """The result, with the counts of its batch if they are due and known."""
+        if _has_no_padding(result.batch) or (began_ns := monotonic_ns()) < self._due_ns:
+            return result
+        padding = padding_counts(result.batch)
+        ended_ns = monotonic_ns()
+        self._due_ns = ended_ns + PAUSE_FACTOR * (ended_ns - began_ns)
+        return result if padding is None else result._replace(padding=padding)
+
+
+PAUSE_FACTOR = 100
+"""Pause after the count of a batch, as a multiple of the count's time."""
 
 
 def padding_counts(batch: Any) -> tuple[int, int] | None:
@@ -64,8 +84,6 @@ def padding_counts(batch: Any) -> tuple[int, int] | None:
 
     None if it has neither mask nor lengths. Only masks on the CPU are read: reading others would wait for the device.
     """
-    if _has_no_padding(batch):
-        return None
     try:
         return _counts(batch)
     except Exception:  # noqa: BLE001 - an unknown batch type: this figure is not worth an error
