@@ -424,6 +424,11 @@ class PartitionSchedule:
         return [partition for partition in self.own_partitions if partition in ended]
 
     def _in_turn(self, first: int, progress: Callable[[], PartitionCursor]) -> Iterator[int]:
+        if len(self.own_partitions) == 1:
+            (only,) = self.own_partitions
+            while not progress().mark(only).ended:
+                yield only
+            return
         turns = tuple(partition for partition in self.own_partitions if partition >= first)
         # Called before each turn, because only a delivered batch shows that its partition has ended.
         while not progress().ended().issuperset(self.own_partitions):

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from itertools import islice
+from typing import Any, TypeVar, cast
 
 import torch.utils.data._utils.worker as torch_worker
 
@@ -39,6 +40,8 @@ from feedline.loader.partitions import (
 from feedline.loader.ranks.own_shares import RankWatch
 from feedline.workers.object_changes import restore_objects
 from feedline.workers.process.worker_main import PartitionReplay
+
+T = TypeVar("T")
 
 _DIGEST_BATCHES = 2
 
@@ -121,8 +124,7 @@ class PartitionBuilder:
         """
         is_resumed = request.mark != PartitionOffset() or request.initial_states is not None
         if not (is_resumed or request.continues or is_partitioned(self.dataset)):
-            with self._working_on(request) as address:
-                self._partition(request, address)
+            self._work_on(request, partial(self._partition, request))
 
     def opened_states(self, run: int, epoch: int) -> dict[int, Any]:
         """The states of partitions that an iteration has opened, but not read."""
@@ -147,18 +149,19 @@ class PartitionBuilder:
         recorder = recorder_of_thread()
         outer = recorder.begin()
         try:
-            with self._working_on(request) as address:
-                return self._padding.add_to(self._build(request, allocate, recorder, address))
+            return self._padding.add_to(self._work_on(request, partial(self._build, request, allocate, recorder)))
         finally:
             recorder.spans = outer
 
-    @contextmanager
-    def _working_on(self, request: PartitionRequest) -> Iterator[Address]:
-        """Let `get_worker_info()` describe the partition, and errors name it."""
+    def _work_on(self, request: PartitionRequest, act: Callable[[Address], T]) -> T:
+        """Call `act`: `get_worker_info()` describes the partition, and errors name it."""
         self._hosts = _is_hosted(request) and not is_partitioned(self.dataset)
         try:
-            with addressed(None) as address, self._as_partition(request):
-                yield address
+            with addressed(None) as address:
+                if not self._hosts:
+                    return act(address)
+                with self._as_partition(request):
+                    return act(address)
         except Exception as error:
             note(error, f"feedline: while working on {request} of {type(self.dataset).__name__}")
             raise
@@ -188,8 +191,9 @@ class PartitionBuilder:
         try:
             batch = self._collate(samples, allocate)
         finally:
-            if self.collate_fn is not None:  # the state may hold generators that it has drawn from
-                partition.mark = replace(partition.mark, state=self._state(partition))
+            # The state may hold generators that `collate_fn` has drawn from.
+            if self.collate_fn is not None and (state := self._state(partition)) is not None:
+                partition.mark = replace(partition.mark, state=state)
         spans = recorder.finish("collate", None)
         digest = self._digest(request, samples)
         return BatchResult(batch, spans, failed, mark=partition.mark, digest=digest, rows=partition.rows)
@@ -324,21 +328,20 @@ class PartitionBuilder:
         address.keys = None if request.seed is None else _keys_of(request, number)
         self._reseed(request, number)
         drawn: list[Any] = []
-        rows: list[int] = []
-        for address.row in range(size):
-            if self.progress is not None:
-                self.progress(address.row)
-            try:
-                drawn.append(next(partition.samples))
-                rows.append(first + len(rows) if strided is None else strided.number)
-            except StopIteration:
-                partition.samples = iter(())  # a further call might restart an iterator
-                break
-            except Exception:
-                # The loop gets the error in place of this batch; the next batch begins after the failed sample.
-                read = first + len(drawn) + 1 if strided is None else strided.count
-                partition.mark = PartitionOffset(number + 1, read, self._state(partition))
-                raise
+        numbers: list[int] = []
+        try:
+            if request.seed is None and strided is None and self.progress is None:
+                for sample in islice(partition.samples, size):
+                    drawn.append(sample)  # noqa: PERF402 - after an error, those before it count
+            else:
+                self._draw_each(partition, address, size, drawn, numbers)
+        except Exception:
+            # The loop gets the error in place of this batch; the next batch begins after the failed sample.
+            read = first + len(drawn) + 1 if strided is None else strided.count
+            partition.mark = PartitionOffset(number + 1, read, self._state(partition))
+            raise
+        if len(drawn) < size:
+            partition.samples = iter(())  # a further call might restart an iterator
         if not drawn or (self.drop_last and len(drawn) < size):
             return EMPTY_BATCH
         # A short batch means the end. The mark says so, because the dataset may have reset its state there.
@@ -346,8 +349,24 @@ class PartitionBuilder:
         read = first + len(drawn) if strided is None else strided.count
         state = self._state(partition) if self.collate_fn is None else None  # taken after the call of `collate_fn`
         partition.mark = PartitionOffset(number + 1, read, state, ended=ended)
-        partition.rows = rows
+        partition.rows = range(first, read) if strided is None else numbers
         return drawn
+
+    def _draw_each(
+        self, partition: _OpenPartition, address: Address, size: int, drawn: list[Any], numbers: list[int]
+    ) -> None:
+        """Append up to `size` samples to `drawn`, each with its own random key and progress."""
+        samples = partition.samples
+        strided = samples if isinstance(samples, StridedSamples) else None
+        for address.row in range(size):
+            if self.progress is not None:
+                self.progress(address.row)
+            try:
+                drawn.append(next(samples))
+            except StopIteration:
+                return
+            if strided is not None:
+                numbers.append(strided.number)
 
     def _draw_live(self, partition: _OpenPartition, request: PartitionRequest) -> tuple[Any, tuple[SkippedSample, ...]]:
         """The samples until the time is up, and the failures.
