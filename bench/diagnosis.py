@@ -15,6 +15,7 @@ import json
 import warnings
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from operator import truediv
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
@@ -29,7 +30,8 @@ from feedline.loader.report.advice import predict
 from feedline.loader.report.model import Gain, Model
 from harness import RESULTS, machine
 
-ROUNDS = 3
+ROUNDS = 5
+"""Pairs of runs: the gain is the median of their ratios, because the speed of a machine drifts."""
 
 LARGE = 0.3
 """Error of a predicted gain from which it is counted as large."""
@@ -126,7 +128,7 @@ def examine(pipeline: Pipeline, rounds: int) -> Outcome:
     expected = " or ".join(pipeline.stages)
     return Outcome(
         pipeline.name, expected, verdict.limiting_stage, remedy, *sorted(gains)[len(gains) // 2],
-        median(befores) / median(afters), median(preempted),
+        median(map(truediv, befores, afters)), median(preempted),
     )  # fmt: skip
 
 

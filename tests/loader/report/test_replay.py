@@ -13,7 +13,7 @@ from simulated_pipeline import Pipeline, Run
 
 from feedline.core.copying import CopyRates
 from feedline.core.telemetry import MAIN, Span
-from feedline.loader.report import verdict
+from feedline.loader.report import doubts, verdict
 from feedline.loader.report.advice import predict
 from feedline.loader.report.measured import Measured, files_nbytes_of
 from feedline.loader.report.model import Model
@@ -226,7 +226,8 @@ def test_objects_may_take_as_long_to_make_as_to_unpack(more_ms: int) -> None:
     assert 0.98 * gain.low < run.period_s / made.run().period_s < 1.02 * gain.high
 
 
-def test_cpus_that_other_programs_use_may_be_missing_to_more_workers() -> None:
+def test_cpus_that_other_programs_use_may_be_missing_to_more_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doubts, "_WORTH_TOGETHER", 1.0)
     slow = replace(COMPUTES, workers=0, others=1)
     run, faster = slow.run(), replace(slow, workers=2)
     for others_cpus in (0.0, 1.0):
@@ -234,6 +235,28 @@ def test_cpus_that_other_programs_use_may_be_missing_to_more_workers() -> None:
         gain = predict(Model.of(measured, slow.context()), {"num_workers": 2})
         assert gain is not None
         assert (gain.low < run.period_s / faster.run().period_s < gain.high) == (others_cpus > 0)
+
+
+def test_cpus_may_be_slower_while_others_compute() -> None:
+    slow = replace(COMPUTES, workers=0)
+    run = slow.run()
+    gain = predict(model_of(run), {"num_workers": 2})
+    assert gain is not None
+    waits_ms, computes_ms = slow.fetch
+    together = replace(slow, workers=2, fetch=(waits_ms, 1.3 * computes_ms)).run()
+    assert gain.low < run.period_s / together.period_s < 0.9 * gain.gain
+    busy = replace(COMPUTES, workers=2).run()
+    same = predict(model_of(busy), {"num_workers": 2})
+    assert same is None or same.low > 0.9
+
+
+def test_the_draw_of_a_batch_is_no_time_of_its_worker() -> None:
+    slow = Pipeline(fetch=(0, 1), sample=20, step=(4, 0), workers=2, cpus=4)
+    run = slow.run()
+    expected = run.period_s / replace(slow, sample=0).run().period_s
+    model = verdict.model_of(run.stats, slow.context(), run.recent)
+    assert model is not None
+    assert model.removal_gains["sample"] == pytest.approx(expected, rel=0.1)
 
 
 def test_other_programs_are_found_by_the_run_delay() -> None:

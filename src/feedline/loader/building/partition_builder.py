@@ -355,7 +355,7 @@ class PartitionBuilder:
     def _draw_each(
         self, partition: _OpenPartition, address: Address, size: int, drawn: list[Any], numbers: list[int]
     ) -> None:
-        """Append up to `size` samples to `drawn`, each with its own random key and progress."""
+        """Append up to `size` samples to `drawn`, with keys and progress."""
         samples = partition.samples
         strided = samples if isinstance(samples, StridedSamples) else None
         for address.row in range(size):

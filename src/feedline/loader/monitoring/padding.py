@@ -55,9 +55,9 @@ class PaddingSums:
 
 
 class PaddingCounter:
-    """Counts the padding of batches, in at most 1 / `PAUSE_FACTOR` of the time.
+    """Counts the padding of some batches.
 
-    The batches between are not counted: masks may be large, and the search for them takes as long as many a batch.
+    It takes at most 1 / `PAUSE_FACTOR` of the time. The batches between are not counted: masks may be large, and the search for them takes as long as many a batch.
     """
 
     __slots__ = ("_due_ns",)
@@ -66,7 +66,7 @@ class PaddingCounter:
         self._due_ns = 0
 
     def add_to(self, result: BatchResult) -> BatchResult:
-        """The result, with the counts of its batch if they are due and known."""
+        """The result, with the counts of its batch if due."""
         if _has_no_padding(result.batch) or (began_ns := monotonic_ns()) < self._due_ns:
             return result
         padding = padding_counts(result.batch)

@@ -24,6 +24,7 @@ def doubtful_cases(model: Model, case: Case) -> Iterator[Case]:
     yield from _other_objects(model, case)
     yield from _other_programs(model, case)
     yield from _other_caches(model, case)
+    yield from _slower_cpus(model, case)
 
 
 def _other_objects(model: Model, case: Case) -> Iterator[Case]:
@@ -63,6 +64,24 @@ def _other_caches(model: Model, case: Case) -> Iterator[Case]:
     if case.setting.num_workers * copying * faster > copiers:
         for other in (inf, max(copiers / faster, 1.0)):
             yield case._replace(machine=replace(case.machine, copiers=other))
+
+
+def _slower_cpus(model: Model, case: Case) -> Iterator[Case]:
+    """The same change, if CPUs that compute together slow each other down.
+
+    They may be two threads of one core, which virtual machines do not show, and share caches and power. As many as
+    compute now are as fast as they are now.
+    """
+    worth = max(_WORTH_TOGETHER * model.context.cpus, model.measured.concurrency)
+    if worth < case.machine.cpus:
+        yield case._replace(machine=replace(case.machine, cpus=worth))
+
+
+_WORTH_TOGETHER = 0.7
+"""Speed of a CPU while all others compute, too, as a share of its speed alone.
+
+Two threads of a core that read and write much memory have two thirds of it each.
+"""
 
 
 def _other_machine(model: Model, case: Case) -> Case:
