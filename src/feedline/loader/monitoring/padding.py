@@ -57,7 +57,8 @@ class PaddingSums:
 class PaddingCounter:
     """Counts the padding of some batches.
 
-    It takes at most 1 / `PAUSE_FACTOR` of the time. The batches between are not counted: masks may be large, and the search for them takes as long as many a batch.
+    It takes at most 1 / `PAUSE_FACTOR` of the time. The batches between are not counted: masks may be large, and the
+    search for them takes as long as many a batch.
     """
 
     __slots__ = ("_due_ns",)
