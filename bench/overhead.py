@@ -2,18 +2,20 @@
 
 bench/overhead.py            # everything
 bench/overhead.py epochs     # short epochs, and new loaders
+bench/overhead.py kinds      # whole loops without workers, over batches of several kinds
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import feedline as fl
 from feedline.core.cursor import Cursor
@@ -45,6 +47,73 @@ def contest(batch_size: int, workers: int, method: str) -> None:
     race.measure("torch", rate(lambda: DataLoader(dataset, **arguments), most_s=0.7))
     race.measure("feedline", rate(lambda: fl.DataLoader(dataset, worker_method=method, **arguments), most_s=0.7))
     race.run(rounds=7).publish()
+
+
+class Made(Dataset[Any]):
+    """Samples of one kind."""
+
+    def __init__(self, length: int, make: Callable[[int], Any]) -> None:
+        self.length, self.make = length, make
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+class Stream(IterableDataset[int]):
+    """Integers, one after the other."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.length))
+
+
+def tokens(index: int) -> dict[str, Any]:
+    """What tokenizers return, with a label."""
+    return {
+        "input_ids": torch.zeros(64, dtype=torch.long),
+        "attention_mask": torch.ones(64, dtype=torch.long),
+        "labels": torch.zeros(64, dtype=torch.long),
+        "index": index,
+    }
+
+
+def target(index: int) -> tuple[torch.Tensor, dict[str, Any]]:
+    """An image, and what is in it."""
+    return torch.zeros(3, 32, 32), {"boxes": torch.zeros(5, 4), "labels": torch.zeros(5, dtype=torch.long), "id": index}
+
+
+def in_columns(samples: list[Any]) -> Any:
+    """The usual collate function of detection."""
+    return tuple(zip(*samples, strict=True))
+
+
+def kinds() -> None:
+    """Whole loops, the first batch included, over samples that users make."""
+    numbers = Made(3200, lambda index: {"numbers": list(range(index, index + 3000))})
+    loops: dict[str, tuple[Any, int | None, Any]] = {
+        "dicts of tokens": (Made(6400, tokens), 32, None),
+        "single dicts of tokens": (Made(6400, tokens), None, None),
+        "detection targets": (Made(6400, target), 32, in_columns),
+        "lists of 3,000 integers": (numbers, 32, list),
+        "a stream of integers": (Stream(64_000), 32, None),
+        "a stream of single integers": (Stream(8_000), None, None),
+    }
+    for name, (dataset, batch_size, collate_fn) in loops.items():
+        number = dataset.length // (batch_size or 1)
+        race = Contest(f"whole loops, {name}, inline", unit="batches/s", baseline="torch")
+        for maker, made in (("torch", DataLoader), ("feedline", fl.DataLoader)):
+
+            def loop(made: Any = made, dataset: Any = dataset, **arguments: Any) -> None:
+                for _ in made(dataset, **arguments):
+                    pass
+
+            race.add(maker, partial(loop, batch_size=batch_size, collate_fn=collate_fn), work=number)
+        race.run(rounds=9).publish()
 
 
 def short_epochs(workers: int, dataset: Any, name: str = "", **order: Any) -> None:
@@ -112,13 +181,17 @@ def audit() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] != ["epochs"]:
+    only = sys.argv[1:]
+    if not only:
         for size in (1, 256):
             contest(size, 0, "auto")
             contest(size, 2, "thread")
             contest(size, 2, "process")
         telemetry()
         audit()
-    all_short_epochs()
-    new_loaders("new loaders", type)
-    new_loaders("new loaders with a short epoch each", list)
+    if only in ([], ["kinds"]):
+        kinds()
+    if only in ([], ["epochs"]):
+        all_short_epochs()
+        new_loaders("new loaders", type)
+        new_loaders("new loaders with a short epoch each", list)
