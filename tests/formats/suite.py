@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import pickle
 import re
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
@@ -15,7 +19,7 @@ from format_cases import all_ways_agree, equal
 import feedline as fl
 from feedline.collate.batch_reads import reader_of
 from feedline.datasets.fingerprints import fingerprint
-from feedline.errors import SampleError
+from feedline.errors import FeedlineError, SampleError
 from feedline.stores import ObjectChangedError, ObjectNotFoundError, statistics
 from formats import arrays, files, media, outside, records, tables, tars, text
 from formats.format import Format, epoch
@@ -65,6 +69,15 @@ FAMILIES = {re.split("[, ]", name)[0]: name for name in reversed(FORMATS)}.value
 
 READERS = ("npy", "hdf5", "zarr 2", "lmdb", "folder", "tfrecord", "parquet", "tar", "lines")
 """One format for each way in which the formats read a store: ranges, libraries of several kinds, copies, listings."""
+
+
+def open_files() -> Counter[str]:
+    """Number of descriptors of this process by what they lead to."""
+    targets = Counter[str]()
+    for entry in os.scandir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the descriptor of this very listing
+            targets[os.readlink(entry.path)] += 1  # noqa: PTH115 - of hundreds
+    return targets
 
 
 def law(
@@ -118,6 +131,45 @@ class FormatSuite:
         fl.testing.check_dataset(dataset, collate_fn=form.collate_fn, methods=place.methods)
         assert not place.remote or len(pickle.dumps(dataset)) < PICKLED_NBYTES
         assert "cache" in place.store or form.needs_cache or dataset.ranges(np.array([0, -1])) == []
+
+    @law("files", "memory")
+    def test_a_dropped_dataset_is_gone(self, corpus: Corpus, place: Place) -> None:
+        """Cycles through the memory of a library would keep it, with its open files."""
+        place.fill(corpus.files)
+
+        def use() -> weakref.ref[Any]:
+            dataset = corpus.open(place)
+            dataset.__getitems__([0, *corpus.indices()])
+            assert dataset[0] is not None
+            return weakref.ref(dataset)
+
+        use()  # what the first use of a library opens for good
+        gc.collect()
+        before = open_files()
+        dropped = [use() for _ in range(3)]
+        gc.collect()
+        assert [dataset() for dataset in dropped] == [None] * 3
+        assert open_files() <= before
+
+    @law("files", of=lambda form: form.cut)
+    def test_an_error_keeps_no_file_open(self, corpus: Corpus, place: Place) -> None:
+        place.fill(corpus.files)
+        assert corpus.format.cut is not None
+        name, left, _ = corpus.format.cut
+        data = corpus.files[name]
+        place.write(name, data[: int(len(data) * left) if isinstance(left, float) else left])
+
+        def refused() -> None:
+            with pytest.raises((FeedlineError, OSError)):
+                corpus.open(place).__getitems__(list(range(corpus.format.count)))
+
+        refused()
+        gc.collect()
+        before = open_files()
+        for _ in range(3):
+            refused()
+        gc.collect()
+        assert open_files() <= before
 
     @law("cached", fewest=("s3, cached",), of=lambda form: not form.needs_cache)
     def test_prefetched_ranges_are_all_that_is_read(self, corpus: Corpus, place: Place) -> None:

@@ -280,8 +280,11 @@ def _check_chunks(file: Any, source: _FooterFile) -> None:
     # `RowGroupMetaData.column` ends the process for such a chunk. A read of rows first describes all chunks of its
     # columns, and raises an error. What it cannot read comes after that.
     source.sealed = True
-    with suppress(_DataReadError, pyarrow(WHAT).ArrowNotImplementedError):
+    try:
         next(file.iter_batches(row_groups=range(file.metadata.num_row_groups)), None)
+    except (_DataReadError, pyarrow(WHAT).ArrowNotImplementedError) as error:
+        # pyarrow's reader keeps the error, whose frames keep the reader: a cycle that no garbage collection sees.
+        error.__traceback__ = None
 
 
 class Footers:
