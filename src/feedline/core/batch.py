@@ -52,9 +52,16 @@ class BatchResult(NamedTuple):
     """Numbers of the samples in their partition; None for map-style datasets."""
 
 
-def new_result(batch: Any, spans: list[SpanTuple]) -> BatchResult:
-    """The result of a batch without skipped samples.
+def new_result(
+    batch: Any,
+    spans: list[SpanTuple],
+    skipped: tuple[SkippedSample, ...] = (),
+    mark: PartitionOffset | None = None,
+    digest: str | None = None,
+    rows: Sequence[int] | None = None,
+) -> BatchResult:
+    """The result of a batch in this process.
 
     The constructor of tuple takes a third of the time of the named tuple's constructor.
     """
-    return tuple.__new__(BatchResult, (batch, spans, (), None, None, None, None, None, None))
+    return tuple.__new__(BatchResult, (batch, spans, skipped, mark, digest, None, None, None, rows))

@@ -56,6 +56,8 @@ class LiveDataset(Protocol):
 
     continues: bool
     """Always True."""
+    runs: int
+    """Number of `begin` calls in this process: the latest run."""
 
     def begin(self, epoch: int, states: Mapping[int, Any]) -> dict[int, Any]:
         """States of partitions at the start of an epoch.
@@ -75,11 +77,11 @@ class LiveDataset(Protocol):
         With `now`, at once.
         """
 
-    def stop_waiting(self) -> None:
-        """End draws of this process that wait for messages."""
+    def stop_waiting(self, run: int) -> None:
+        """End draws of a run in this process that wait for messages."""
 
-    def disconnect(self) -> None:
-        """Close connections of this process."""
+    def disconnect(self, run: int) -> None:
+        """Close connections of a run in this process."""
 
 
 def is_live(dataset: Any) -> TypeGuard[LiveDataset]:

@@ -409,10 +409,11 @@ class PartitionSchedule:
         else:
             partitions = self._least_busy(numbers, progress)
         for partition in chain(self._to_restore(cursor), partitions):
-            yield PartitionRequest(
+            # The constructor of tuple takes a third of the time of the named tuple's constructor.
+            yield tuple.__new__(PartitionRequest, (
                 cursor.epoch, numbers[partition], partition, self.partitions, progress().mark(partition), self.seed,
-                stride=self.stride, continues=self.continues, run=run,
-            )  # fmt: skip
+                None, self.stride, self.continues, run,
+            ))  # fmt: skip
             numbers[partition] += 1
 
     def _to_restore(self, cursor: PartitionCursor) -> list[int]:

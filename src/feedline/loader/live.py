@@ -21,6 +21,8 @@ class LiveRun:
 
     dataset: LiveDataset
     own_partitions: tuple[int, ...]
+    run: int
+    """Its number among those of the dataset: a later one may be read before this one is closed."""
 
     @classmethod
     def of(cls, dataset: Any, plan: Plan) -> LiveRun | None:
@@ -28,7 +30,7 @@ class LiveRun:
         schedule = plan.schedule
         if not isinstance(schedule, PartitionSchedule) or not is_live(dataset):
             return None
-        return cls(dataset, schedule.own_partitions)
+        return cls(dataset, schedule.own_partitions, dataset.runs)
 
     def begin(self, start: Any, former: Any) -> PartitionCursor:
         """The cursor of an epoch, with the source's place in each partition.
@@ -37,6 +39,7 @@ class LiveRun:
         """
         cursor: PartitionCursor = start if former is None else former.at_epoch(start.epoch)
         begun = self.dataset.begin(cursor.epoch, {number: _state(cursor, number) for number in self.own_partitions})
+        self.run = self.dataset.runs
         for number, state in begun.items():
             mark = replace(cursor.mark(number), state=(None, state))
             cursor = cursor.after(number, mark, cursor.next_partition, is_step=False)
@@ -54,15 +57,19 @@ class LiveRun:
         self.dataset.acknowledge({number: _state(cursor, number) for number in self.own_partitions}, now=now)
 
     def stop_waiting(self) -> None:
-        """End draws of this process that wait for messages."""
-        self.dataset.stop_waiting()
+        """End draws of this run that wait for messages."""
+        self.dataset.stop_waiting(self.run)
 
     def finish(self) -> None:
-        """Report the remaining places, and close the connections."""
+        """Report the remaining places, and close the connections.
+
+        A later run reports the places of this one, too: both must not use one connection.
+        """
         try:
-            self.dataset.acknowledge({}, now=True)
+            if self.run == self.dataset.runs:
+                self.dataset.acknowledge({}, now=True)
         finally:
-            self.dataset.disconnect()
+            self.dataset.disconnect(self.run)
 
 
 def check_live(loader: Any) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
@@ -144,7 +145,7 @@ def test_what_is_read_ahead_is_bounded() -> None:
         with fl.DataLoader(stream, 10) as loader:
             iterator = iter(loader)
             next(iterator)
-            (buffer,) = stream.reader()._buffers.values()
+            (buffer,) = stream.reader(stream.runs)._buffers.values()
             assert len(buffer.messages) < 50 + (1 << 18) // 100
 
 
@@ -558,3 +559,23 @@ def test_errors_show_no_passwords() -> None:
         with pytest.raises(errors.SourceUnavailableError, match=r"127\.0\.0\.1:1") as caught:
             next(iter(fl.DataLoader(stream)))
         assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("hands", [{}, {"num_workers": 1, "worker_method": "thread"}])
+def test_a_loop_does_not_notice_that_an_earlier_one_closes(servers: list[LineServer], hands: dict[str, Any]) -> None:
+    """As when the garbage collector closes a loop that an error has ended, while the next one waits."""
+    server = servers[0]
+    server.send([b"0", b"1"])
+    stream = lines([server], until=None, stop_after=4, max_wait_s=0.3)
+    former = iter(fl.DataLoader(stream, 1, seed=0, **hands))
+    next(former)
+    later = iter(fl.DataLoader(stream, 1, seed=0, **hands))
+    seen = [int(next(later)), int(next(later))]
+    closing = threading.Timer(0.1, former._shutdown_workers)  # type: ignore[attr-defined]
+    sending = threading.Timer(0.5, server.send, [[b"2", b"3"]])
+    closing.start()
+    sending.start()
+    seen += [int(batch) for batch in later]
+    closing.join()
+    sending.join()
+    assert seen == [0, 1, 2, 3]

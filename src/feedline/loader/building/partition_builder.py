@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import torch.utils.data._utils.worker as torch_worker
 
 from feedline import collate
-from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
+from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample, new_result
 from feedline.core.cursor import PartitionOffset, state_of_dataset
 from feedline.core.dataset import has_traits, traits_of
 from feedline.core.huggingface import is_stream
@@ -124,7 +124,7 @@ class PartitionBuilder:
         """
         is_resumed = request.mark != PartitionOffset() or request.initial_states is not None
         if not (is_resumed or request.continues or is_partitioned(self.dataset)):
-            self._work_on(request, partial(self._partition, request))
+            self._work_on(request, self._partition)
 
     def opened_states(self, run: int, epoch: int) -> dict[int, Any]:
         """The states of partitions that an iteration has opened, but not read."""
@@ -149,25 +149,25 @@ class PartitionBuilder:
         recorder = recorder_of_thread()
         outer = recorder.begin()
         try:
-            return self._padding.add_to(self._work_on(request, partial(self._build, request, allocate, recorder)))
+            return self._padding.add_to(self._work_on(request, self._build, allocate, recorder))
         finally:
             recorder.spans = outer
 
-    def _work_on(self, request: PartitionRequest, act: Callable[[Address], T]) -> T:
+    def _work_on(self, request: PartitionRequest, act: Callable[..., T], *more: object) -> T:
         """Call `act`: `get_worker_info()` describes the partition, and errors name it."""
         self._hosts = _is_hosted(request) and not is_partitioned(self.dataset)
         try:
             with addressed(None) as address:
                 if not self._hosts:
-                    return act(address)
+                    return act(request, address, *more)
                 with self._as_partition(request):
-                    return act(address)
+                    return act(request, address, *more)
         except Exception as error:
             note(error, f"feedline: while working on {request} of {type(self.dataset).__name__}")
             raise
 
     def _build(
-        self, request: PartitionRequest, allocate: Allocator, recorder: Recorder, address: Address
+        self, request: PartitionRequest, address: Address, allocate: Allocator, recorder: Recorder
     ) -> BatchResult:
         partition = self._partition(request, address)
         failed: tuple[SkippedSample, ...] = ()
@@ -196,7 +196,7 @@ class PartitionBuilder:
                 partition.mark = replace(partition.mark, state=state)
         spans = recorder.finish("collate", None)
         digest = self._digest(request, samples)
-        return BatchResult(batch, spans, failed, mark=partition.mark, digest=digest, rows=partition.rows)
+        return new_result(batch, spans, failed, partition.mark, digest, partition.rows)
 
     def _partition(self, request: PartitionRequest, address: Address) -> _OpenPartition:
         """The open partition, positioned before batch `request.number`."""

@@ -37,6 +37,12 @@ class _Commits:
     own: set[int] = field(default_factory=set)
     """Partitions that this process has begun; a state also has those of other ranks."""
 
+    def disconnect(self) -> None:
+        """Close the connection, if there is one."""
+        client, self.client = self.client, None
+        if client is not None:
+            client.close()
+
 
 class LiveStream(torch.utils.data.IterableDataset[Any]):
     """Messages of a source without an end, in partitions.
@@ -58,7 +64,10 @@ class LiveStream(torch.utils.data.IterableDataset[Any]):
     """
 
     continues = True
-    _readers: dict[int, LiveReader]
+    runs = 0
+    """Number of `begin` calls in this process."""
+    _readers: dict[tuple[int, int], LiveReader]
+    """By thread, and by the run of their partitions: a run that ends closes its own."""
     _commits: _Commits
     _pid = 0
     _epoch = -1
@@ -119,6 +128,7 @@ class LiveStream(torch.utils.data.IterableDataset[Any]):
         state, `OffsetLostError` is raised. With `lost="skip"`, a warning is given, and the epoch begins at the oldest
         message.
         """
+        self.runs += 1
         try:
             client = self.open_client()
         except FeedlineError as error:
@@ -159,14 +169,22 @@ class LiveStream(torch.utils.data.IterableDataset[Any]):
         marks = {number: mark for number, mark in marks.items() if number in own}
         self.acknowledge({number: mark[1] for number, mark in marks.items() if mark is not None}, now=True)
 
-    def disconnect(self) -> None:
-        """Close connections of this process."""
-        _disconnect(self._readers, self._commits, self._pid)
+    def disconnect(self, run: int) -> None:
+        """Close connections of a run of this process."""
+        if self._pid != os.getpid():
+            return
+        for key, reader in list(self._readers.items()):
+            if key[1] == run:
+                del self._readers[key]
+                reader.close()
+        if run == self.runs:
+            self._commits.disconnect()
 
-    def stop_waiting(self) -> None:
-        """End draws of this process that wait for messages. Thread-safe."""
-        for reader in list(self._readers.values()):
-            reader.stop()
+    def stop_waiting(self, run: int) -> None:
+        """End draws of a run that wait for messages. Thread-safe."""
+        for (_, its_run), reader in list(self._readers.items()):
+            if its_run == run:
+                reader.stop()
 
     def __iter__(self) -> Iterator[Any]:
         mine = range(self.num_partitions)
@@ -179,9 +197,16 @@ class LiveStream(torch.utils.data.IterableDataset[Any]):
     def _alone(self, mine: list[int], epoch: int, sharers: int) -> Iterator[Any]:
         """The samples of these partitions, as messages arrive."""
         begun = self.begin(epoch, {number: self._places.get(number) for number in mine})
+        run = self.runs
         flows = {number: self.partition(number, epoch) for number in mine}
         for number, flow in flows.items():
             flow.load_state_dict(begun[number])
+        try:
+            yield from self._samples_of(flows, sharers)
+        finally:
+            self.disconnect(run)
+
+    def _samples_of(self, flows: dict[int, LivePartition], sharers: int) -> Iterator[Any]:
         most = self.terms.stop_after and -(-self.terms.stop_after // sharers)
         given = 0
         while flows:
@@ -198,14 +223,14 @@ class LiveStream(torch.utils.data.IterableDataset[Any]):
                 if most is not None and given >= most:
                     return
 
-    def reader(self) -> LiveReader:
-        """The reader of this thread, which all its partitions share."""
+    def reader(self, run: int) -> LiveReader:
+        """The reader of this thread and run, for all its partitions."""
         if self._pid != os.getpid():
             self._forget()
-        thread = threading.get_ident()
-        if thread not in self._readers:
-            self._readers[thread] = LiveReader(self.open_client, self.terms, self.order, type(self).__name__)
-        return self._readers[thread]
+        key = threading.get_ident(), run
+        if key not in self._readers:
+            self._readers[key] = LiveReader(self.open_client, self.terms, self.order, type(self).__name__)
+        return self._readers[key]
 
     def __getstate__(self) -> dict[str, Any]:
         hidden = ("_finalizer", "_readers", "_commits", "_pid", "_former")
@@ -277,21 +302,19 @@ class LiveStream(torch.utils.data.IterableDataset[Any]):
 
 
 # A finalizer, so it must not refer to the stream.
-def _disconnect(readers: dict[int, LiveReader], commits: _Commits, pid: int) -> None:
+def _disconnect(readers: dict[tuple[int, int], LiveReader], commits: _Commits, pid: int) -> None:
     if pid != os.getpid():
         return
     while readers:
         readers.popitem()[1].close()
-    client, commits.client = commits.client, None
-    if client is not None:
-        client.close()
+    commits.disconnect()
 
 
 class LivePartition:
     """The messages of one partition of a live stream; see `LiveSamples`."""
 
     def __init__(self, stream: LiveStream, number: int, epoch: int) -> None:
-        self._stream, self._number = stream, number
+        self._stream, self._number, self._run = stream, number, stream.runs
         self._state: dict[str, Any] = {"place": None, "epoch": epoch, "count": 0, "stop": None}
         self._reader: LiveReader | None = None
         self._before = self._state
@@ -344,7 +367,7 @@ class LivePartition:
         self._state, self._reader = dict(state), None
 
     def _open(self) -> LiveReader:
-        reader = self._stream.reader()
+        reader = self._stream.reader(self._run)
         if self._reader is not reader:
             if self._state["place"] is None:  # opened by a caller that has no states
                 self._state = self._stream.begin(self._state["epoch"], {self._number: None})[self._number]
