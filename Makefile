@@ -74,7 +74,8 @@ test-nightly: peers $(DONE)/installed $(DONE)/services
 peers: $(DONE)/environment
 	@$(BIN)/python tests/helpers/peers.py
 
-lint: $(DONE)/installed
+# mypy reads src/, so it need not wait for the compiler.
+lint: $(DONE)/dependencies
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -118,20 +119,23 @@ $(DONE)/services: scripts/system-packages | $(DONE)/system
 	@scripts/system-packages --test
 	@mkdir -p $(DONE) && touch $@
 
+# Python's own pip may be years old: the latest finds the versions of 200 packages in a third of the time.
 $(DONE)/environment: $(DONE)/system
 	@$(PYTHON) -m venv .venv
+	@$(PIP_INSTALL) --quiet --upgrade pip
 	@touch $@
 
-# torch is installed first and alone: packages that depend on it would bring its newest build with all of CUDA. It is then
-# pinned, so that no later package replaces it.
-$(DONE)/torch.txt: $(DONE)/environment
+# The tools come first, so that native/ is compiled while pip installs torch.
+$(DONE)/build-tools: $(DONE)/environment
+	@$(PIP_INSTALL) --quiet cmake ninja nanobind scikit-build-core
+	@touch $@
+
+# torch is installed alone: packages that depend on it would bring its newest build with all of CUDA. It is then pinned, so
+# that no later package replaces it.
+$(DONE)/torch.txt: $(DONE)/build-tools
 	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' \
 		|| $(PIP_INSTALL) 'torch==$(TORCH)'
 	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $@
-
-$(DONE)/build-tools: $(DONE)/torch.txt
-	@$(PIP_INSTALL) --quiet cmake ninja nanobind scikit-build-core
-	@touch $@
 
 # Built with the tools of the environment, not in isolation: a rebuild of native/ takes seconds instead of a minute. The wheel
 # is only made to compile while pip installs what feedline needs: the editable package then has nothing left to compile.
@@ -139,7 +143,7 @@ $(DONE)/compiled: $(DONE)/build-tools pyproject.toml CMakeLists.txt $(wildcard n
 	@$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
 	@touch $@
 
-$(DONE)/dependencies: $(DONE)/build-tools pyproject.toml
+$(DONE)/dependencies: $(DONE)/torch.txt pyproject.toml
 	@$(BIN)/python -c 'import tomllib as t; p = t.load(open("pyproject.toml", "rb"))["project"]; \
 		print(*p["dependencies"], *p["optional-dependencies"]["dev"], sep="\n")' > $@.txt
 	@$(PIP_INSTALL) --quiet --no-build-isolation --constraint $(DONE)/torch.txt --requirement $@.txt

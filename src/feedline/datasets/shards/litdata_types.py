@@ -180,7 +180,8 @@ def decode_function(name: str) -> DecodeFunction:
     if kind == "no_header_tensor":
         return partial(_flat_tensor, _dtype_of(_TORCH, name))
     if kind == "no_header_numpy":
-        return partial(_flat_array, np.dtype(_dtype_of(_NUMPY, name)))
+        dtype = _dtype_of(_NUMPY, name)
+        return partial(_flat_array, np.dtype(dtype))
     if kind == "pickle":
         raise ArgumentError("pickle, which can run arbitrary code and is never read")
     try:

@@ -29,7 +29,7 @@ _EXACT_POWER = 22
 _PLAIN = {"string_view": "large_string", "binary_view": "large_binary"}
 
 
-_DTYPES = {
+_DTYPES: dict[str, np.dtype[Any]] = {
     **{name: np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
     "halffloat": np.dtype(np.float16),
     "float": np.dtype(np.float32),
