@@ -37,6 +37,10 @@ class CellError(SampleError):
         self.column, self.at, self.problem = column, at, problem
 
 
+class OutsideError(CellError):
+    """A range outside of its column, which only damaged files have."""
+
+
 class NumberColumn:
     """Tensors of one shape."""
 
@@ -135,7 +139,7 @@ class RaggedColumn:
         outside = (starts < 0) | (stops < starts) | (stops > self._child_rows[which])
         if outside.any():
             problem = "is outside of its column: the file is damaged; re-create it or leave it out"
-            raise CellError(self.name, int(outside.argmax()), problem)
+            raise OutsideError(self.name, int(outside.argmax()), problem)
         return starts.astype(np.int64, copy=False), stops.astype(np.int64, copy=False), missing
 
 
@@ -298,7 +302,7 @@ def _missing(masks: Sequence[ItemSpan | None], lengths: Sequence[int]) -> Scatte
 def _item_to_row(error: CellError, starts: Int64s, stops: Int64s) -> CellError:
     """The error of an item as an error of its row."""
     row = int(np.searchsorted(np.cumsum(stops - starts), error.at, side="right"))
-    return CellError(error.column, row, error.problem)
+    return type(error)(error.column, row, error.problem)
 
 
 def _expand_ranges(starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:

@@ -14,7 +14,7 @@ from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, allocate_tensor, uses_allocator
 from feedline.datasets.tables.base import ChunkRows
 from feedline.datasets.tables.chunks import table_chunks
-from feedline.datasets.tables.columns import ListColumn, NumberBlock, TableColumn, number_blocks
+from feedline.datasets.tables.columns import CellError, ListColumn, NumberBlock, TableColumn, number_blocks
 from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.types import StructType, kind_of
 
@@ -57,7 +57,10 @@ class StoredRows:
         """
         where = self._offsets.locate(self._stored(indices))
         fields = self._rows.columns.fields
-        columns = [_plain_values(column, *where) for column in fields.values()]
+        try:
+            columns = [_plain_values(column, *where) for column in fields.values()]
+        except CellError as error:
+            raise self._rows.sample_error(error, *where) from error
         return [dict(zip(fields, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def converted(self, indices: Int64s, targets: Targets) -> list[dict[str, Any]]:
