@@ -260,6 +260,28 @@ def test_damage_of_a_saved_table_is_not_left_to_datasets(tmp_path: Path, kind: s
             read([0, 4])
 
 
+@pytest.mark.parametrize("kind", [None, "torch"])
+def test_a_text_of_a_saved_table_that_is_not_utf_8_is_named(tmp_path: Path, kind: str | None) -> None:
+    datasets.Dataset.from_dict({"x": ["ab", "\u00fc", "cd"]}).save_to_disk(str(tmp_path))
+    (path,) = tmp_path.glob("*.arrow")
+    path.write_bytes(path.read_bytes().replace(b"ab\xc3\xbccd", b"ab\xff\xffcd"))
+    data = HuggingFace(datasets.load_from_disk(str(tmp_path)).with_format(kind))
+    with pytest.raises(SampleError, match="row 1: column 'x' is not UTF-8"):
+        data.__getitems__([0, 1])
+
+
+def test_a_saved_table_whose_buffers_are_too_short_is_refused(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"x": [True] * 90}).save_to_disk(str(tmp_path))
+    (path,) = tmp_path.glob("*.arrow")
+    data = path.read_bytes()
+    rows = (90).to_bytes(8, "little")
+    assert data.count(rows) == 2  # of the record batch, and of its column
+    path.write_bytes(data.replace(rows, (90_000).to_bytes(8, "little")))
+    found = HuggingFace(datasets.load_from_disk(str(tmp_path)))
+    with pytest.raises(SampleError, match="the Hugging Face table from row 0 on cannot be read: it is damaged"):
+        found.__getitems__([0, 8])
+
+
 def test_what_is_no_dataset_is_refused() -> None:
     dataset = datasets.Dataset.from_dict({"x": [1]})
     with pytest.raises(ArgumentError, match=r"dict of splits \(train\): pass one, such as ds\['train'\]"):

@@ -22,6 +22,7 @@ from orc_parts import DATA, DICTIONARY_DATA, LENGTH, PRESENT, ROW_INDEX, SECONDA
 from feedline.core.run_lengths import run_length_values
 from feedline.datasets import ORC
 from feedline.datasets.tables import orc_stripes
+from feedline.datasets.tables.orc_layout import ORCType, read_layout
 from feedline.errors import SampleError
 
 N = 3000
@@ -124,6 +125,15 @@ def test_a_dictionary_that_claims_too_many_words_is_an_error(tmp_path: Path) -> 
     encoding[2] = (1 << 32) - 1
     with pytest.raises(SampleError, match=r"column 'text' claims a dictionary of 4294967295 words, and has 2"):
         decoded(tmp_path / "a.orc", parts.joined())
+
+
+def test_a_type_that_is_no_number_is_none() -> None:
+    parts = ORCParts(orc(pa.table({"x": [1]})))
+    at = [number for number, _, _ in parts.footer].index(4) + 1
+    parts.footer[at] = (4, 2, b"\x0a\x01\x04")
+    data = parts.joined()
+    layout = read_layout(len(data), lambda ranges: [memoryview(data)[start:stop] for start, stop in ranges])
+    assert layout.types == [(ORCType.STRUCT, [1]), (ORCType.BOOLEAN, [])]
 
 
 FILES = [

@@ -37,8 +37,8 @@ class CellError(SampleError):
         self.column, self.at, self.problem = column, at, problem
 
 
-class OutsideError(CellError):
-    """A range outside of its column, which only damaged files have."""
+class NullError(CellError):
+    """A null without a fill value."""
 
 
 class NumberColumn:
@@ -81,7 +81,7 @@ class NumberColumn:
         has_nulls = mask.any()
         if has_nulls and self._fill is None:
             at = int(mask.reshape(len(mask), -1).any(axis=1).argmax())
-            raise CellError(self.name, at, self._nulls.problem(self.name, self.kind))
+            raise NullError(self.name, at, self._nulls.problem(self.name, self.kind))
         out = self.span.windows(which, places, shape, allocate)
         if has_nulls:
             numpy_view(out)[mask] = self._fill
@@ -133,13 +133,13 @@ class RaggedColumn:
         missing = None if self._missing is None else self._missing.at(which, rows)
         if missing is not None and missing.any():
             if self._fill is None:
-                raise CellError(self.name, int(missing.argmax()), self._nulls.problem(self.name, self.kind))
+                raise NullError(self.name, int(missing.argmax()), self._nulls.problem(self.name, self.kind))
             stops = np.where(missing, starts, stops)  # a null may span items, which are undefined
         # Mapped files are not validated: with an offset beyond the child, foreign memory would be read.
         outside = (starts < 0) | (stops < starts) | (stops > self._child_rows[which])
         if outside.any():
             problem = "is outside of its column: the file is damaged; re-create it or leave it out"
-            raise OutsideError(self.name, int(outside.argmax()), problem)
+            raise CellError(self.name, int(outside.argmax()), problem)
         return starts.astype(np.int64, copy=False), stops.astype(np.int64, copy=False), missing
 
 

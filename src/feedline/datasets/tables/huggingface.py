@@ -21,7 +21,7 @@ from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import Allocator, as_indices, normalize_index, normalize_indices
 from feedline.datasets.base import _keys_of
 from feedline.datasets.decoding import decoder_of, split_transform
-from feedline.datasets.tables.columns import OutsideError
+from feedline.datasets.tables.columns import NullError
 from feedline.datasets.tables.huggingface_rows import StoredRows, opened_rows, rows_of
 from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.types import ColumnType, ListType, NumberType, StructType, TextType, kind_of
@@ -330,8 +330,8 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
 
 
 def _check_intact(error: Exception) -> None:
-    """Raise an error about damage again: `datasets` reads foreign memory in its place, and may end the process."""
-    if isinstance(error.__cause__, OutsideError):
+    """Raise an error about damage again: `datasets` would read foreign memory, and could end the process."""
+    if isinstance(error, SampleError) and not isinstance(error.__cause__, NullError):
         raise error
 
 

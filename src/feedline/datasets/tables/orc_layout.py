@@ -198,8 +198,10 @@ def _column_types(described: Sequence[bytes]) -> list[tuple[int, list[int]]]:
         if len(data) == 2 and data[0] == _KIND_TAG and data[1] < 0x80:  # nearly all: a kind without members
             types.append((data[1], list[int]()))
             continue
-        members = [each for number, _, value in protobuf.fields(data) if number == 2 for each in _numbers(value)]
-        types.append((protobuf.by_number(data).get(1, 0), members))
+        fields = [(number, value) for number, _, value in protobuf.fields(data)]
+        kinds = [value for number, value in fields if number == 1 and isinstance(value, int)]
+        members = [each for number, value in fields if number == 2 for each in _numbers(value)]
+        types.append((kinds[-1] if kinds else 0, members))
         if any(not column < member < len(described) for member in members):
             raise DamagedORCError(f"its column {column} has members that do not exist")
     if not types or types[0][0] != ORCType.STRUCT:
