@@ -16,6 +16,7 @@ NB_MODULE(_native, m) {
 #endif
     feedline::bind_color(m);
     feedline::bind_checksum(m);
+    feedline::bind_run_lengths(m);
     feedline::bind_spans(m);
 #ifdef FEEDLINE_RECORDER
     feedline::bind_recorder(m);

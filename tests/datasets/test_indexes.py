@@ -3,17 +3,31 @@ from __future__ import annotations
 import logging
 import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from record_files import filled, records
 from tar_cases import write_tar
 
-from feedline.datasets import LMDB, TarShards, TFRecord, array_container
+from feedline.datasets import (
+    LMDB,
+    Arrays,
+    CachedMap,
+    Filter,
+    ImageFolder,
+    Lines,
+    Parquet,
+    TarShards,
+    TFRecord,
+    array_container,
+)
 from feedline.datasets.indexes import BuiltIndex, Columns
-from feedline.errors import SampleError, StateError
+from feedline.errors import ArgumentError, SampleError, StateError
 
 CONTENT = {"starts": np.arange(3000, dtype=np.int64), "names": np.arange(7, dtype=np.uint8)}
 STATE = (7, "state")
@@ -176,3 +190,38 @@ class TestDatasets:
         assert bytes(dataset[3]) == b"two"
         assert place.read_bytes() == good
         assert not list(tmp_path.glob("*partial*"))
+
+
+def _same(sample: Any) -> Any:
+    return sample
+
+
+OPENED: dict[str, Callable[[Path, str], object]] = {
+    "lines": lambda root, folder: Lines(root / "a.txt", index_dir=folder),
+    "parquet": lambda root, folder: Parquet(root / "a.parquet", index_dir=folder),
+    "tar": lambda root, folder: TarShards(root / "a.tar", index_dir=folder),
+    "images": lambda root, folder: ImageFolder(root, extensions=".txt", index_dir=folder),
+    "filter": lambda root, folder: Filter([1, 2], bool, index_dir=folder).indices,
+    "cached map": lambda root, folder: CachedMap(Arrays({"x": np.arange(3)}), _same, folder)[0],
+}
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_folders_of_indexes_and_results_are_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """An address would be a folder "s3:" in the current one, and `~` a folder of that name."""
+    root, here, home = tmp_path / "data", tmp_path / "here", tmp_path / "home"
+    for folder in (root / "class", here, home):
+        folder.mkdir(parents=True)
+    (root / "class/0.txt").write_text("x")
+    (root / "a.txt").write_text("a\nb\n")
+    pq.write_table(pa.table({"x": [1]}), root / "a.parquet")
+    write_tar(root / "a.tar", {"0.txt": b"x"})
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(home))
+    with pytest.raises(ArgumentError, match="='s3://bucket/kept': give a folder of this machine"):
+        OPENED[name](root, "s3://bucket/kept")
+    OPENED[name](root, "~/kept")
+    assert not list(here.iterdir())
+    assert name == "parquet" or list((home / "kept").iterdir())  # footers of local files are not kept

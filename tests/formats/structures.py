@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import cramjam
 import google_crc32c
+from orc_parts import ORCParts
 
 Change = Callable[[bytes, random.Random], bytes]
 
@@ -311,7 +312,12 @@ def _orc_packed(data: bytes) -> bytes:
 
 
 def _orc(data: bytes, change: Change, rng: random.Random) -> bytes:
-    """The footer or the postscript changed; the footer, with its length in the postscript."""
+    """A stream, the footer or the postscript changed, with sizes that fit."""
+    if rng.random() < 0.5:
+        parts = ORCParts(data)
+        stream = rng.choice([each for stripe in parts.stripes for each in stripe.streams])
+        stream.content = change(stream.content, rng)
+        return parts.joined()
     tail = data[-1]
     script, rest = data[-1 - tail : -1], data[: -1 - tail]
     if rng.random() < 0.2:

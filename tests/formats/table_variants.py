@@ -16,7 +16,9 @@ import pyarrow as pa
 import pyarrow.orc
 import pyarrow.parquet as pq
 
-from feedline.datasets import ORC, Arrow, Avro, Parquet
+import datasets
+from feedline.datasets import ORC, Arrow, Avro, HuggingFace, Parquet
+from feedline.errors import SampleError
 from formats.format import Format
 
 COUNT = 9
@@ -207,7 +209,30 @@ def _iceberg(folder: Path) -> None:
     (folder / "metadata/version-hint.text").write_text("0")
 
 
+def _saved(folder: Path) -> None:
+    names = ("i", "b", "s", "l")
+    columns = {name: value.to_pylist() for name, value in _plain().items() if name in names}
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_dict(columns).save_to_disk(str(folder / "a"))
+
+
+def _loaded(kind: str | None, root: str, **_: Any) -> HuggingFace:
+    try:
+        found = datasets.load_from_disk(f"{root}/a")
+    except Exception as error:
+        raise SampleError("datasets does not load it") from error
+    return _Batches(found.with_format(kind))
+
+
+class _Batches(HuggingFace):
+    """Samples as those of a batch: `datasets` itself reads single ones."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+
 FORMATS: dict[str, Format] = {
+    **{f"hugging face, {kind}": Format(_saved, partial(_loaded, kind), collates=False) for kind in (None, "torch")},
     **{
         f"parquet, {name}": Format(
             _parquet(**options), lambda root, **store: Parquet(f"{root}/a.parquet", nulls={"o": -1}, **store)

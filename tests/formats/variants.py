@@ -36,6 +36,8 @@ from feedline.datasets import (
     LMDB,
     MDS,
     ArrayFile,
+    Arrays,
+    CachedMap,
     Clips,
     Files,
     Lines,
@@ -221,7 +223,22 @@ def _manifest(root: str, **_: Any) -> SQLManifest:
     return SQLManifest(f"{root}/list.db", query, root=f"{root}/files", key="id", decode="text")
 
 
+# Results of a function
+
+
+_RESULTS = Arrays({"x": np.arange(COUNT)})
+
+
+def _doubled(sample: Any) -> Any:
+    return {"y": 2 * sample["x"], "t": "ü", "l": [1, 2.5, None]}
+
+
+def _results(root: str, **_: Any) -> CachedMap:
+    return CachedMap(_RESULTS, _doubled, root)
+
+
 FORMATS: dict[str, Format] = {
+    "cached results": Format(lambda folder: _results(str(folder)).fill(), _results, collates=False),
     **{
         f"{name}, {ending}": Format(partial(_packed, f"a.{name}.{ending}", data), dataset)
         for (name, data, dataset), ending in zip(

@@ -39,6 +39,20 @@ def expand_user(path: str | os.PathLike[str]) -> str:
     return os.path.expanduser(text)  # noqa: PTH111 - Path would change how the rest is written
 
 
+_ADDRESS = re.compile(r"[A-Za-z][\w+.-]+:/")
+
+
+def folder_path(folder: Pathlike, name: str) -> Path:
+    """The absolute path of a folder of this machine, with its `~` expanded.
+
+    ArgumentError for "" and for addresses of stores. `name` is that of the argument.
+    """
+    text = os.fspath(folder)
+    if not text or _ADDRESS.match(text):
+        raise ArgumentError(f"{name}={text!r}: give a folder of this machine")
+    return Path(expand_user(text)).absolute()
+
+
 def missing_error(path: str | os.PathLike[str], problem: str = "no such file") -> ObjectNotFoundError:
     """The exception for a path that does not exist.
 

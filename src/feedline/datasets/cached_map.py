@@ -26,7 +26,7 @@ import torch
 from feedline.core.caches import PerProcess
 from feedline.core.dataset import Ranges
 from feedline.core.kernels import Int64s
-from feedline.core.paths import Pathlike
+from feedline.core.paths import Pathlike, folder_path
 from feedline.core.rng import addressed, takes_rng
 from feedline.core.tensors import as_indices, normalize_index, normalize_indices, numpy_view, torch_dtype
 from feedline.datasets.fingerprints import fingerprint
@@ -268,9 +268,10 @@ class CachedMap(WrappedDataset):
     def __init__(self, dataset: Any, fn: Any, folder: Pathlike) -> None:
         if not callable(fn) or takes_rng(fn):
             raise ArgumentError("fn must be callable with only a sample; use Map for random functions")
+        root = folder_path(folder, "folder")
         super().__init__(dataset)
         self.fn = fn
-        self.folder = str(Path(folder, fingerprint("map", fn, dataset, len(dataset))).absolute())
+        self.folder = str(root / fingerprint("map", fn, dataset, len(dataset)))
         self._store = RecordStore(self.folder, len(dataset))
 
     def ranges(self, indices: Int64s) -> Ranges:

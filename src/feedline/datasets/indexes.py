@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core.caches import PerProcess
-from feedline.core.paths import Pathlike, user_cache
+from feedline.core.paths import Pathlike, folder_path, user_cache
 from feedline.core.threads import INDEX_THREADS, DaemonPool
 from feedline.datasets import array_container as files
 from feedline.errors import SampleError, StateError
@@ -124,8 +124,8 @@ def index_path(address: str, name: str, index_dir: Pathlike | None) -> str:
     of the address is part of the name.
     """
     key = hashlib.blake2b(address.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-    folder = user_cache("indexes") if index_dir is None else index_dir
-    return str(Path(folder, f"{key}-{name.lstrip('.')}").absolute())
+    folder = Path(user_cache("indexes")).absolute() if index_dir is None else folder_path(index_dir, "index_dir")
+    return str(folder / f"{key}-{name.lstrip('.')}")
 
 
 def read_adjacent(file: File, name: str) -> files.NamedArrays:
@@ -233,10 +233,9 @@ def metadata_path(kind: str, given: Iterable[str], index_dir: Pathlike | None) -
 
     It is in `index_dir`, or in the user's cache folder.
     """
-    if index_dir is None:
-        index_dir = user_cache("descriptions")
+    folder = Path(user_cache("descriptions")).absolute() if index_dir is None else folder_path(index_dir, "index_dir")
     named = hashlib.blake2b("\0".join([kind, *given]).encode("utf-8", "surrogateescape"), digest_size=_KEY_NBYTES)
-    return str(Path(index_dir, f"{kind}-{named.hexdigest()}.index").absolute())
+    return str(folder / f"{kind}-{named.hexdigest()}.index")
 
 
 _SIMILAR = 8

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +17,7 @@ from feedline.collate.batch_reads import READERS, stack_reader, subset_reader
 from feedline.core.dataset import Ranges, Traits, TransformFunction, traits_of
 from feedline.core.dataset_fingerprint import listing_fingerprint_of, selection_digest
 from feedline.core.kernels import Int64s
-from feedline.core.paths import Pathlike
+from feedline.core.paths import Pathlike, folder_path
 from feedline.core.rng import SampleRng, derive, sample_rng
 from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import as_indices, normalize_index, normalize_indices
@@ -151,8 +150,9 @@ class Filter(WrappedDataset):
         if index_dir is None:
             self._kept = find()
         else:
+            folder = folder_path(index_dir, "index_dir")
             key = fingerprint("filter", predicate, dataset, len(dataset))
-            path = Path(index_dir, f"filter-{key}.index")
+            path = folder / f"filter-{key}.index"
             self._kept = BuiltIndex(path, (len(dataset), key), lambda: {"indices": find()})
 
     @property

@@ -19,6 +19,7 @@ import feedline as fl
 from datasets import ClassLabel, Features, Image, List, Value
 from feedline.collate.batch_reads import reader_of
 from feedline.core.dataset import BatchRead
+from feedline.core.tensors import allocate_tensor
 from feedline.core.tree import leaves
 from feedline.datasets import HuggingFace
 from feedline.errors import ArgumentError, SampleError
@@ -241,6 +242,44 @@ def test_it_travels_by_path(saved: Any) -> None:
     data = pickle.dumps(ours)
     assert len(data) < 20_000
     assert same(pickle.loads(data).read_batch(BatchRead(np.array([3]), Recorder())), expected)
+
+
+@pytest.mark.parametrize("kind", [None, "torch"])
+@pytest.mark.parametrize("value", ["ab", [1, 2]])
+def test_damage_of_a_saved_table_is_not_left_to_datasets(tmp_path: Path, kind: str | None, value: Any) -> None:
+    """`datasets` reads foreign memory, or ends the process."""
+    datasets.Dataset.from_dict({"x": [value] * 9}).save_to_disk(str(tmp_path))
+    (path,) = tmp_path.glob("*.arrow")
+    offsets = np.arange(0, 20, 2, np.int32)
+    damaged = np.where(offsets == 8, -9, offsets).astype(np.int32)
+    path.write_bytes(path.read_bytes().replace(offsets.tobytes(), damaged.tobytes()))
+    data = HuggingFace(datasets.load_from_disk(str(tmp_path)).with_format(kind))
+    assert len(data.__getitems__([0, 8])) == 2
+    for read in (data.__getitems__, lambda rows: data.read_batch(BatchRead(np.array(rows), allocate_tensor))):
+        with pytest.raises(SampleError, match="column 'x' is outside of its column: the file is damaged"):
+            read([0, 4])
+
+
+@pytest.mark.parametrize("kind", [None, "torch"])
+def test_a_text_of_a_saved_table_that_is_not_utf_8_is_named(tmp_path: Path, kind: str | None) -> None:
+    datasets.Dataset.from_dict({"x": ["ab", "\u00fc", "cd"]}).save_to_disk(str(tmp_path))
+    (path,) = tmp_path.glob("*.arrow")
+    path.write_bytes(path.read_bytes().replace(b"ab\xc3\xbccd", b"ab\xff\xffcd"))
+    data = HuggingFace(datasets.load_from_disk(str(tmp_path)).with_format(kind))
+    with pytest.raises(SampleError, match="row 1: column 'x' is not UTF-8"):
+        data.__getitems__([0, 1])
+
+
+def test_a_saved_table_whose_buffers_are_too_short_is_refused(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"x": [True] * 90}).save_to_disk(str(tmp_path))
+    (path,) = tmp_path.glob("*.arrow")
+    data = path.read_bytes()
+    rows = (90).to_bytes(8, "little")
+    assert data.count(rows) == 2  # of the record batch, and of its column
+    path.write_bytes(data.replace(rows, (90_000).to_bytes(8, "little")))
+    found = HuggingFace(datasets.load_from_disk(str(tmp_path)))
+    with pytest.raises(SampleError, match="the Hugging Face table from row 0 on cannot be read: it is damaged"):
+        found.__getitems__([0, 8])
 
 
 def test_what_is_no_dataset_is_refused() -> None:

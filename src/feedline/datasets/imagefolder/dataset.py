@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from feedline.core.arguments import whole_numbers
 from feedline.core.dataset import BatchRead, Traits, TransformFunction, check_reads_batches
 from feedline.core.dataset_fingerprint import digest_of
-from feedline.core.paths import Pathlike, expand_user, missing_error
+from feedline.core.paths import Pathlike, folder_path, missing_error
 from feedline.core.rng import sample_rng, torch_keys
 from feedline.core.tensors import normalize_indices, numpy_view
 from feedline.datasets.base import GroupedRecords
@@ -87,7 +87,8 @@ class ImageFolder(GroupedRecords):
         if decode not in (None, "device"):
             raise ArgumentError(f'decode={decode!r}: give "device", or None for workers that decode')
         self.extensions = (extensions,) if isinstance(extensions, str) else tuple(extensions)
-        selection = FileSelection(self.extensions, is_valid_file, None if index_dir is None else expand_user(index_dir))
+        folder = None if index_dir is None else str(folder_path(index_dir, "index_dir"))
+        selection = FileSelection(self.extensions, is_valid_file, folder)
         self._tree = ImageTree(os.fspath(root), selection, cache, options)
         self.root = self._tree.root
         self._ours = partial(loaded, apply_exif_orientation=apply_exif_orientation)

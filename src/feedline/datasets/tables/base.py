@@ -48,7 +48,7 @@ class ChunkRows:
         try:
             return self._columns.samples(which, rows)
         except CellError as error:
-            raise self._sample_error(error, which, rows) from error
+            raise self.sample_error(error, which, rows) from error
 
     def batch(
         self, which: Int64s, rows: Int64s, allocate: Allocator, names: Sequence[str] | None = None
@@ -61,9 +61,10 @@ class ChunkRows:
             with note_shape_mismatch(partial(self.samples, which, rows), partial(self._describe, which, rows)):
                 return self._columns.batch(which, rows, allocate, names)
         except CellError as error:
-            raise self._sample_error(error, which, rows) from error
+            raise self.sample_error(error, which, rows) from error
 
-    def _sample_error(self, error: CellError, which: Int64s, rows: Int64s) -> SampleError:
+    def sample_error(self, error: CellError, which: Int64s, rows: Int64s) -> SampleError:
+        """The error of a cell with the place of its row."""
         return SampleError(f"{self._describe(which, rows, error.at)}: column {error.column!r} {error.problem}")
 
     def _describe(self, which: Int64s, rows: Int64s, at: int) -> str:

@@ -37,6 +37,10 @@ class CellError(SampleError):
         self.column, self.at, self.problem = column, at, problem
 
 
+class NullError(CellError):
+    """A null without a fill value."""
+
+
 class NumberColumn:
     """Tensors of one shape."""
 
@@ -77,7 +81,7 @@ class NumberColumn:
         has_nulls = mask.any()
         if has_nulls and self._fill is None:
             at = int(mask.reshape(len(mask), -1).any(axis=1).argmax())
-            raise CellError(self.name, at, self._nulls.problem(self.name, self.kind))
+            raise NullError(self.name, at, self._nulls.problem(self.name, self.kind))
         out = self.span.windows(which, places, shape, allocate)
         if has_nulls:
             numpy_view(out)[mask] = self._fill
@@ -129,7 +133,7 @@ class RaggedColumn:
         missing = None if self._missing is None else self._missing.at(which, rows)
         if missing is not None and missing.any():
             if self._fill is None:
-                raise CellError(self.name, int(missing.argmax()), self._nulls.problem(self.name, self.kind))
+                raise NullError(self.name, int(missing.argmax()), self._nulls.problem(self.name, self.kind))
             stops = np.where(missing, starts, stops)  # a null may span items, which are undefined
         # Mapped files are not validated: with an offset beyond the child, foreign memory would be read.
         outside = (starts < 0) | (stops < starts) | (stops > self._child_rows[which])
@@ -298,7 +302,7 @@ def _missing(masks: Sequence[ItemSpan | None], lengths: Sequence[int]) -> Scatte
 def _item_to_row(error: CellError, starts: Int64s, stops: Int64s) -> CellError:
     """The error of an item as an error of its row."""
     row = int(np.searchsorted(np.cumsum(stops - starts), error.at, side="right"))
-    return CellError(error.column, row, error.problem)
+    return type(error)(error.column, row, error.problem)
 
 
 def _expand_ranges(starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:

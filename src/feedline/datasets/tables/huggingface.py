@@ -7,7 +7,6 @@ of images from the stored bytes. All other reads call `datasets`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import Allocator, as_indices, normalize_index, normalize_indices
 from feedline.datasets.base import _keys_of
 from feedline.datasets.decoding import decoder_of, split_transform
+from feedline.datasets.tables.columns import NullError
 from feedline.datasets.tables.huggingface_rows import StoredRows, opened_rows, rows_of
 from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.types import ColumnType, ListType, NumberType, StructType, TextType, kind_of
@@ -277,7 +277,9 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
             return {}
         try:
             return self._direct.batch(inside, self._targets, allocate)
-        except (SampleError, RuntimeError):  # a null, or lists of different lengths: left to `datasets` and torch
+        except (SampleError, RuntimeError) as error:
+            _check_intact(error)
+            # A null, or lists of different lengths: left to `datasets` and torch.
             batch: dict[str, Any] = collate.default(self._rest.__getitems__(inside.tolist()), allocate=allocate)
             return batch
 
@@ -291,11 +293,13 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
     def _rest_of_samples(self, inside: Int64s) -> list[Any]:
         if self._rest is None or not len(inside):
             return [{} for _ in range(len(inside))]
-        with suppress(SampleError):  # a null: `datasets` determines its value
+        try:
             if self._plain_names is not None:
                 return self._plain.plain(inside)
             if self._targets and self._rest.format["type"] == "torch":
                 return self._direct.converted(inside, self._targets)
+        except SampleError as error:  # a null: `datasets` determines its value
+            _check_intact(error)
         return list(self._rest.__getitems__(inside.tolist()))
 
     def _transform(self, sample: Any, row: int | None) -> Any:
@@ -323,6 +327,12 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rows": None, "_plain_rows": None}
+
+
+def _check_intact(error: Exception) -> None:
+    """Raise an error about damage again: `datasets` would read foreign memory, and could end the process."""
+    if isinstance(error, SampleError) and not isinstance(error.__cause__, NullError):
+        raise error
 
 
 def _check_dataset(dataset: Any) -> None:

@@ -12,11 +12,12 @@ import torch
 from feedline.core.kernels import Int64s
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, allocate_tensor, uses_allocator
+from feedline.datasets.signatures import damage_error
 from feedline.datasets.tables.base import ChunkRows
 from feedline.datasets.tables.chunks import table_chunks
-from feedline.datasets.tables.columns import ListColumn, NumberBlock, TableColumn, number_blocks
+from feedline.datasets.tables.columns import CellError, ListColumn, NumberBlock, TableColumn, number_blocks
 from feedline.datasets.tables.nulls import Nulls
-from feedline.datasets.tables.types import StructType, kind_of
+from feedline.datasets.tables.types import StructType, kind_of, pyarrow
 
 Targets = Mapping[str, torch.dtype | None]
 
@@ -57,7 +58,10 @@ class StoredRows:
         """
         where = self._offsets.locate(self._stored(indices))
         fields = self._rows.columns.fields
-        columns = [_plain_values(column, *where) for column in fields.values()]
+        try:
+            columns = [_plain_values(column, *where) for column in fields.values()]
+        except CellError as error:
+            raise self._rows.sample_error(error, *where) from error
         return [dict(zip(fields, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def converted(self, indices: Int64s, targets: Targets) -> list[dict[str, Any]]:
@@ -132,9 +136,15 @@ def rows_of(table: Any, names: Sequence[str]) -> tuple[ChunkRows, ShardOffsets]:
 
 
 def opened_rows(table: Any, nulls: Nulls) -> tuple[ChunkRows, ShardOffsets]:
+    """Open all columns of a table; SampleError if it is damaged."""
     kind = StructType(tuple((field.name, kind_of(field.type, field.name)) for field in table.schema))
     batches = [batch for batch in table.to_batches() if batch.num_rows]
     offsets = ShardOffsets(batch.num_rows for batch in batches)
+    for number, batch in enumerate(batches):
+        try:
+            batch.validate()
+        except pyarrow("HuggingFace").ArrowInvalid as error:
+            raise damage_error(f"the Hugging Face table from row {offsets.start(number)} on", "Arrow", error) from error
     chunks = table_chunks(kind, batches)
     return ChunkRows(kind, chunks, nulls, lambda chunk, row: f"row {offsets.start(chunk) + row}"), offsets
 

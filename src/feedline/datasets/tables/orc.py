@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from feedline.datasets.signatures import begin_of, check_format, damage_error
 from feedline.datasets.tables.chunks import StructChunk, chunk_of_chunked, table_chunk
 from feedline.datasets.tables.decoded import CACHE_NBYTES, DecodedTable, FileChunks
 from feedline.datasets.tables.orc_layout import DamagedORCError, ORCLayout, read_layout
+from feedline.datasets.tables.orc_stripes import check_stripe
 from feedline.datasets.tables.types import check_same_columns, kinds_of, pyarrow
 from feedline.stores import Cache, StoreError
 from feedline.stores.base import Range
@@ -103,6 +104,9 @@ class Stripes(FileChunks[FileSet]):
             _naming(f"stripe {stripe} of {self._files.name(file)}"),
             self._open(number) as source,
         ):
+            check_stripe(
+                self._layouts[file], stripe, dict(zip(self._fields[file], names, strict=True)), _reader(source)
+            )
             batch = optional.load("pyarrow.orc", "arrow", _WHAT).ORCFile(source).read_stripe(stripe, columns=names)
             if isinstance(batch, pyarrow(_WHAT).RecordBatch):
                 return table_chunk(self.kind, batch)
@@ -136,6 +140,14 @@ class Stripes(FileChunks[FileSet]):
             file.nbytes, self._layouts[which].tail, FetchedRanges(spans, file.read(spans)), file.read
         ) as source:
             yield source
+
+
+def _reader(source: Any) -> Callable[[int, int], bytes | memoryview]:
+    def read(start: int, stop: int) -> Any:
+        source.seek(start)
+        return source.read(stop - start)
+
+    return read
 
 
 def _schema(files: FileSet, number: int, layout: ORCLayout) -> Any:
@@ -173,7 +185,8 @@ class _TailedFile(RangeFile):
 
 
 def _pack(layout: ORCLayout) -> bytes:
-    sizes = json.dumps([len(layout.tail), len(layout.stripes), len(layout.streams), layout.fields]).encode()
+    described = [len(layout.tail), len(layout.stripes), len(layout.streams), *layout[3:]]
+    sizes = json.dumps(described).encode()
     arrays = (layout.stripes.astype("<i8").tobytes(), layout.streams.astype("<i8").tobytes())
     return b"".join([len(sizes).to_bytes(4, "little"), sizes, layout.tail, *arrays])
 
@@ -181,11 +194,11 @@ def _pack(layout: ORCLayout) -> bytes:
 def _unpack(entry: bytes | memoryview) -> ORCLayout:
     data = bytes(entry)
     start = 4 + int.from_bytes(data[:4], "little")
-    tail, stripes, streams, fields = json.loads(data[4:start])
+    tail, stripes, streams, types, codec, block_nbytes = json.loads(data[4:start])
     arrays = np.frombuffer(data[start + tail :], "<i8").astype(np.int64).reshape(-1, 4)
     assert len(arrays) == stripes + streams
-    pairs = [(first, last) for first, last in fields]
-    return ORCLayout(data[start : start + tail], arrays[:stripes], arrays[stripes:], pairs)
+    columns = [(kind, members) for kind, members in types]
+    return ORCLayout(data[start : start + tail], arrays[:stripes], arrays[stripes:], columns, codec, block_nbytes)
 
 
 class ORC(DecodedTable[Stripes]):
@@ -217,7 +230,7 @@ class ORC(DecodedTable[Stripes]):
     ) -> None:
         given = paths_of(paths)
         files = find(given, FORMATS["orc"].pattern, cache=cache, options=options)
-        stripes = Stripes(files, columns_of(columns), metadata_path("orc-footers", map(absolute, given), index_dir))
+        stripes = Stripes(files, columns_of(columns), metadata_path("orc-layouts", map(absolute, given), index_dir))
         super().__init__(stripes, nulls=nulls, transform=transform, decode=decode, cache_nbytes=cache_nbytes)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.core.paths import Pathlike
+from feedline.core.paths import Pathlike, folder_path
 from feedline.datasets.array_container import NamedArrays
 from feedline.datasets.indexes import IndexFile, index_path, read_adjacent
 from feedline.datasets.webdataset import build_index as table
@@ -144,7 +144,7 @@ def index_paths(tar: str, index_dir: Pathlike | None) -> tuple[str, ...]:
     `tar` is an absolute path or an address.
     """
     if index_dir is not None:
-        return (str(Path(index_dir, relative_index_path(tar)).absolute()),)
+        return (str(folder_path(index_dir, "index_dir") / relative_index_path(tar)),)
     cached = index_path(tar, f"{tar.rpartition('/')[2]}.index", None)
     return (adjacent_index_path(tar), cached) if is_local(tar) else (cached,)
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core.caches import LRUCache, PerProcess
-from feedline.core.paths import Pathlike, expand_user
+from feedline.core.paths import Pathlike, folder_path
 from feedline.core.threads import INDEX_THREADS, IO_THREADS, DaemonPool
 from feedline.datasets.webdataset.index import Head, TarIndex
 from feedline.datasets.webdataset.index_files import build_and_keep, check_not_truncated, find_index, read_head
@@ -160,7 +159,7 @@ class Tars:
 
     def __init__(self, files: FileSet, *, index_dir: Pathlike | None = None, allow_truncated: bool = False) -> None:
         self.files = files
-        self._index_dir = None if index_dir is None else Path(expand_user(index_dir)).absolute()
+        self._index_dir = None if index_dir is None else folder_path(index_dir, "index_dir")
         self._allow_truncated = allow_truncated
         self._unsaved: dict[int, TarIndex] = {}
 
