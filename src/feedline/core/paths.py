@@ -43,7 +43,7 @@ _ADDRESS = re.compile(r"[A-Za-z][\w+.-]+:/")
 
 
 def folder_path(folder: Pathlike, name: str) -> Path:
-    """The absolute path of a folder of this machine, with its `~` expanded.
+    """The absolute path of a local folder, with its `~` expanded.
 
     ArgumentError for "" and for addresses of stores. `name` is that of the argument.
     """

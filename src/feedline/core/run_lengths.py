@@ -1,4 +1,4 @@
-"""Sums of integers in ORC's run-length encodings: a native kernel and its NumPy form.
+"""Sums of ORC's run-length encoded integers, native or by NumPy.
 
 Both versions of the encoding: https://orc.apache.org/specification/ORCv1/.
 """
@@ -120,7 +120,10 @@ class _Runs:
         raise ValueError("a varint has more than ten bytes")
 
     def _packed(self, count: int, width: int) -> NDArray[np.uint64]:
-        """Integers of `width` bits, the highest bit first; the last byte is filled up."""
+        """Integers of `width` bits, the highest bit first.
+
+        The last byte is filled up.
+        """
         bits = np.unpackbits(np.frombuffer(self._bytes((count * width + 7) // 8), np.uint8))[: count * width]
         whole = np.zeros((count, 64), np.uint8)
         whole[:, 64 - width :] = bits.reshape(count, width)

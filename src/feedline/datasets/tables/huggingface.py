@@ -330,7 +330,10 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
 
 
 def _check_intact(error: Exception) -> None:
-    """Raise an error about damage again: `datasets` would read foreign memory, and could end the process."""
+    """Raise an error about damage again.
+
+    `datasets` would read foreign memory, and could end the process.
+    """
     if isinstance(error, SampleError) and not isinstance(error.__cause__, NullError):
         raise error
 

@@ -80,18 +80,18 @@ class _StripeStreams:
             raise DamagedORCError(f"the streams of stripe {stripe} are longer than the stripe")
 
     def words(self, column: int) -> int | None:
-        """The size of the dictionary of a column; None for a column without one."""
+        """The size of a column's dictionary, or None."""
         encoding = protobuf.by_number(self._encodings[column])
         return encoding.get(2, 0) if encoding.get(1, 0) & 1 else None
 
     def sums(self, column: int, kind: int, *, signed: bool = False) -> RunLengthSums:
-        """Sums of the integers of a stream; zeros if it does not exist."""
+        """Sums of the integers of a stream, or zeros."""
         start, stop = self._places.get((column, kind), (0, 0))
         version = 2 if protobuf.by_number(self._encodings[column]).get(1, 0) & 2 else 1
         return run_length_sums(self.layout.inflate(bytes(self._read(start, stop))), version, signed=signed)
 
     def nbytes(self, column: int, kind: int) -> int | None:
-        """Most bytes that a stream has without compression; None if it does not exist."""
+        """Most bytes of a stream without compression, or None."""
         if (column, kind) not in self._places:
             return None
         at, stop = self._places[column, kind]
