@@ -174,7 +174,8 @@ def _streams(stripe: int, start: int, footer: bytes) -> NDArray[np.int64]:
 def stripe_streams(footer: bytes) -> tuple[NDArray[np.int64], list[bytes]]:
     """The streams of a stripe, and the encodings of its columns.
 
-    Streams are rows of (kind, column, number of bytes). Encodings are messages. `footer` is the footer of the stripe, without compression.
+    Streams are rows of (kind, column, number of bytes). Encodings are messages. `footer` is the footer of the stripe,
+    without compression.
     """
     # A loop takes milliseconds for a thousand columns. Most writers give the same three numbers for each stream.
     ends = np.flatnonzero(np.frombuffer(footer, np.uint8) < 0x80)
