@@ -12,6 +12,8 @@ DONE := .venv/done
 # Python compiles each file at its first import: pip would compile thousands that nothing imports.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --no-compile
+# Errors only: pip warns for each package that one of several indexes does not have.
+QUIETLY := --quiet --quiet
 # A test process that dies ends the run: pytest-xdist would wait forever for what it had.
 # Three for two cores: the tests wait for a quarter of their time, for processes, servers and timeouts.
 TEST_PROCESSES ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)))
@@ -122,12 +124,12 @@ $(DONE)/services: scripts/system-packages | $(DONE)/system
 # Python's own pip may be years old: the latest finds the versions of 200 packages in a third of the time.
 $(DONE)/environment: $(DONE)/system
 	@$(PYTHON) -m venv .venv
-	@$(PIP_INSTALL) --quiet --upgrade pip
+	@$(PIP_INSTALL) $(QUIETLY) --upgrade pip
 	@touch $@
 
 # The tools come first, so that native/ is compiled while pip installs torch.
 $(DONE)/build-tools: $(DONE)/environment
-	@$(PIP_INSTALL) --quiet cmake ninja nanobind scikit-build-core
+	@$(PIP_INSTALL) $(QUIETLY) cmake ninja nanobind scikit-build-core
 	@touch $@
 
 # torch is installed alone: packages that depend on it would bring its newest build with all of CUDA. It is then pinned, so
@@ -140,13 +142,13 @@ $(DONE)/torch.txt: $(DONE)/build-tools
 # Built with the tools of the environment, not in isolation: a rebuild of native/ takes seconds instead of a minute. The wheel
 # is only made to compile while pip installs what feedline needs: the editable package then has nothing left to compile.
 $(DONE)/compiled: $(DONE)/build-tools pyproject.toml CMakeLists.txt $(wildcard native/* native/*/*)
-	@$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
+	@$(PIP) wheel $(QUIETLY) --no-build-isolation --no-deps --wheel-dir build/wheel .
 	@touch $@
 
 $(DONE)/dependencies: $(DONE)/torch.txt pyproject.toml
 	@$(BIN)/python -c 'import tomllib as t; p = t.load(open("pyproject.toml", "rb"))["project"]; \
 		print(*p["dependencies"], *p["optional-dependencies"]["dev"], sep="\n")' > $@.txt
-	@$(PIP_INSTALL) --quiet --no-build-isolation --constraint $(DONE)/torch.txt --requirement $@.txt
+	@$(PIP_INSTALL) $(QUIETLY) --no-build-isolation --constraint $(DONE)/torch.txt --requirement $@.txt
 	@touch $@
 
 # The first import of a file compiles it, and the processes of the tests would compile the same 4,000 files at the same time.
@@ -156,5 +158,5 @@ $(DONE)/bytecode: $(DONE)/installed | peers
 	@touch $@
 
 $(DONE)/installed: $(DONE)/dependencies $(DONE)/compiled
-	@$(PIP_INSTALL) --quiet --no-build-isolation --no-deps --editable .
+	@$(PIP_INSTALL) $(QUIETLY) --no-build-isolation --no-deps --editable .
 	@touch $@

@@ -128,7 +128,7 @@ def _install_torchaudio(place: Path) -> None:
 
 
 def _install(place: Path, packages: Sequence[str]) -> None:
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--quiet", "--disable-pip-version-check", "--no-deps"]
     # Python compiles what is imported, a small part.
     _done([*command, "--no-compile", "--target", str(place), *packages], {})
 
