@@ -200,6 +200,49 @@ def test_an_iterator_is_not_called_again_after_its_end(loader_class: Loader, n: 
     assert [values(loader) for _ in range(2)] == [expected, [[100 + each for each in batch] for batch in expected]]
 
 
+class Beginning(IterableDataset[int]):
+    """Its own iterator, which begins again with each `iter`."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.at = n, 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.at = 0
+        return self
+
+    def __next__(self) -> int:
+        if self.at == self.n:
+            raise StopIteration
+        self.at += 1
+        return self.at
+
+
+class Bare:
+    """An iterator without `__iter__`."""
+
+    def __init__(self, n: int) -> None:
+        self.left = iter(range(1, n + 1))
+
+    def __next__(self) -> int:
+        return next(self.left)
+
+
+class OfBare(IterableDataset[int]):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Any:
+        return Bare(self.n)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", [Beginning, OfBare])
+def test_iter_is_called_once(loader_class: Loader, kind: Any, num_workers: int) -> None:
+    for batch_size in (None, 2):
+        loader = loader_class(kind(5), batch_size=batch_size, num_workers=num_workers)
+        assert [flat(values(loader)) for _ in range(2)] == [[1, 2, 3, 4, 5]] * 2
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_chains_of_streams(make_loader: Make, num_workers: int) -> None:
     first, second = CountingStream(4), CountingStream(3)

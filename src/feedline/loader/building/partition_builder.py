@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from typing import Any, TypeVar, cast
 
 import torch.utils.data._utils.worker as torch_worker
@@ -331,10 +330,13 @@ class PartitionBuilder:
         numbers: list[int] = []
         try:
             if request.seed is None and strided is None and self.progress is None:
-                for sample in islice(partition.samples, size):
-                    drawn.append(sample)  # noqa: PERF402 - after an error, those before it count
+                samples = partition.samples
+                for _ in range(size):  # `next` alone, as torch: `iter` may restart an iterator
+                    drawn.append(next(samples))  # noqa: PERF401 - those before an error or the end count
             else:
                 self._draw_each(partition, address, size, drawn, numbers)
+        except StopIteration:
+            pass
         except Exception:
             # The loop gets the error in place of this batch; the next batch begins after the failed sample.
             read = first + len(drawn) + 1 if strided is None else strided.count
@@ -355,16 +357,16 @@ class PartitionBuilder:
     def _draw_each(
         self, partition: _OpenPartition, address: Address, size: int, drawn: list[Any], numbers: list[int]
     ) -> None:
-        """Append up to `size` samples to `drawn`, with keys and progress."""
+        """Append `size` samples to `drawn`, with keys and progress.
+
+        StopIteration at the end.
+        """
         samples = partition.samples
         strided = samples if isinstance(samples, StridedSamples) else None
         for address.row in range(size):
             if self.progress is not None:
                 self.progress(address.row)
-            try:
-                drawn.append(next(samples))
-            except StopIteration:
-                return
+            drawn.append(next(samples))
             if strided is not None:
                 numbers.append(strided.number)
 
