@@ -129,7 +129,7 @@ def test_reading_ahead_is_bounded(source: Source) -> None:
     with fl.DataLoader(stream, 10, seed=0) as loader:
         iterator = iter(loader)
         seen = next(iterator).tolist()
-        held = [len(buffer.messages) for buffer in stream.reader()._buffers.values()]
+        held = [len(buffer.messages) for buffer in stream.reader(stream.runs)._buffers.values()]
         assert max(held) <= 50 + 1024
         assert sum(held) < 3_500
         rest = (number for batch in iterator for number in batch.tolist())
