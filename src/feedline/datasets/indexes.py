@@ -124,8 +124,7 @@ def index_path(address: str, name: str, index_dir: Pathlike | None) -> str:
     of the address is part of the name.
     """
     key = hashlib.blake2b(address.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-    folder = Path(user_cache("indexes")).absolute() if index_dir is None else folder_path(index_dir, "index_dir")
-    return str(folder / f"{key}-{name.lstrip('.')}")
+    return str(_index_folder(index_dir, "indexes") / f"{key}-{name.lstrip('.')}")
 
 
 def read_adjacent(file: File, name: str) -> files.NamedArrays:
@@ -233,9 +232,13 @@ def metadata_path(kind: str, given: Iterable[str], index_dir: Pathlike | None) -
 
     It is in `index_dir`, or in the user's cache folder.
     """
-    folder = Path(user_cache("descriptions")).absolute() if index_dir is None else folder_path(index_dir, "index_dir")
     named = hashlib.blake2b("\0".join([kind, *given]).encode("utf-8", "surrogateescape"), digest_size=_KEY_NBYTES)
-    return str(folder / f"{kind}-{named.hexdigest()}.index")
+    return str(_index_folder(index_dir, "descriptions") / f"{kind}-{named.hexdigest()}.index")
+
+
+def _index_folder(index_dir: Pathlike | None, kind: str) -> Path:
+    """The given folder, or that of a kind in the user's cache."""
+    return Path(user_cache(kind)).absolute() if index_dir is None else folder_path(index_dir, "index_dir")
 
 
 _SIMILAR = 8
