@@ -37,7 +37,7 @@ help:
 	@echo "make demo            train a small network on real images, with torch's DataLoader and with feedline's (DEMO_ARGS=--help)"
 	@echo "make test            run ruff, mypy and the whole test suite (PYTEST_ARGS='-k words' for a part of it)"
 	@echo "make test-reference  run the conformance tests on torch's own DataLoader (after a change of them, or of torch's version)"
-	@echo "make test-nightly    run the tests that take minutes each, many rounds of the random kills and interrupts, and all examples of the laws"
+	@echo "make test-nightly    run the tests that take minutes each, many rounds of the random kills and interrupts, and many examples of all property tests"
 	@echo "make lint            run ruff and mypy"
 	@echo "make format          reformat with ruff"
 	@echo "make coverage        run the test suite, and list the lines that it did not reach"
@@ -66,11 +66,11 @@ test-reference: $(DONE)/installed
 	@$(BIN)/python -m pytest -n auto --dist loadfile --reference tests/conformance $(PYTEST_ARGS)
 
 # Tests that take minutes because of the timeouts of others, such as the rendezvous of torchrun, and the stress tests with
-# many rounds of their random kills and interrupts, of which `test` makes a few. Then the laws, with more examples of those
-# whose examples are costly; without CI, they are other examples each night.
+# many rounds of their random kills and interrupts, of which `test` makes a few. Then all property tests, with several times as
+# many examples; without CI, they are other examples each night.
 test-nightly: peers $(DONE)/installed $(DONE)/services
 	@NIGHTLY=1 $(BIN)/python -m pytest -m 'nightly or stress' $(PYTEST_ARGS)
-	@env -u CI NIGHTLY=1 $(BIN)/python -m pytest tests/laws $(PYTEST_ARGS)
+	@env -u CI NIGHTLY=1 $(BIN)/python -m pytest -m 'hypothesis and not nightly' $(PYTEST_ARGS)
 
 # Packages that stay out of the environment, such as torchvision, in folders of their own.
 peers: $(DONE)/environment

@@ -54,13 +54,14 @@ gc.disable()  # until `_settle`: each collection would visit the imported object
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile(
     "ci",
-    max_examples=100,  # of other properties; the laws have `law_settings.CI_EXAMPLES`
+    max_examples=50,  # of other properties; the laws have `law_settings.CI_EXAMPLES`
     deadline=None,  # the machines of a CI are shared: a slow example proves nothing
     derandomize=True,  # a red run can be repeated
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("ci" if os.environ.get("CI") else "dev")
+settings.register_profile("night", max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ci" if os.environ.get("CI") else "night" if os.environ.get("NIGHTLY") else "dev")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs in this state, and every process that a test interrupts would inherit it.

@@ -171,7 +171,7 @@ def test_300_structures_from_worker_processes(made: list[tuple[Any, int]], worke
 
 
 @given(SAMPLES, st.integers(1, 25), st.integers(1, 5), st.booleans())
-@law_settings(at_most=100, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_batch_samplers(make: Any, n: int, size: int, drop_last: bool) -> None:
     dataset = Made(n, make)
     assert_drop_in(dataset, lambda: {"batch_sampler": BatchSampler(RandomSampler(dataset), size, drop_last)})
@@ -246,7 +246,7 @@ CHANGES: dict[str, Callable[[Any, int], object]] = {
     st.lists(st.tuples(st.sampled_from(sorted(CHANGES)), st.integers(1, 9), st.booleans()), min_size=1, max_size=6),
     st.integers(0, 2**31),
 )
-@law_settings(at_most=100, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_changes_between_two_epochs_take_effect_as_in_torch(
     shuffle: bool, has_generator: bool, changes: list[tuple[str, int, bool]], seed: int
 ) -> None:

@@ -108,7 +108,7 @@ COUNTS = st.lists(st.integers(0, 8), min_size=2, max_size=4)
 
 
 @given(st.sampled_from([Sharded, Stateful]), st.integers(1, 25), st.sampled_from([None, 1, 3]), st.booleans(), COUNTS)
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_resuming_inline(kind: Any, n: int, batch_size: int | None, drop_last: bool, counts: list[int]) -> None:
     more = {"drop_last": drop_last and batch_size is not None}
     legs = [Leg(Hands(), count) for count in counts]
@@ -190,7 +190,7 @@ def whole_epoch(number: int, partitions: int) -> list[Any]:
     st.integers(1, 3),
     st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5)), min_size=1, max_size=4),
 )
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_resuming_with_any_kept_processes_within_an_epoch(
     kept: KeptLoaders, number: int, partitions: int, later: list[tuple[int, int]]
 ) -> None:
@@ -211,7 +211,7 @@ CREWS = st.sampled_from([Hands(), Hands(), Hands("thread", 1), Hands("thread", 2
 
 
 @given(LANES, st.sampled_from([None, 1, 3]), st.lists(st.builds(Leg, CREWS, st.integers(0, 8)), min_size=1, max_size=4))
-@law_settings(at_most=100, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_partitions_do_not_know_their_workers(sizes: list[int], batch_size: int | None, legs: list[Leg]) -> None:
     seen = relay(lambda: Partitioned(sizes), batch_size, legs)
     total = sum(leg.count for leg in legs) if sum(sizes) else 0
@@ -233,7 +233,7 @@ def faulty(states: list[Any], rank: int, late: Any) -> list[list[Any]]:
     st.integers(1, 3),
     st.data(),
 )
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_partition_datasets_are_elastic(
     sizes: list[int], batch_size: int | None, legs: list[tuple[int, int]], after: int, data: st.DataObject
 ) -> None:

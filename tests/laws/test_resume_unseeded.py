@@ -128,7 +128,7 @@ def check(kind: Any, which: int, cuts: list[int], workers: int, arguments: dict[
 
 
 @given(st.sampled_from([Drawing, Shuffling, Counting]), st.integers(0, 7), CUTS, ARGUMENTS)
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_resuming_inline(kind: Any, which: int, cuts: list[int], arguments: dict[str, Any]) -> None:
     check(kind, which, cuts, 0, arguments)
 

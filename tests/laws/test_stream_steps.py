@@ -158,7 +158,7 @@ PIPELINES = st.builds(Chain, SIZES, SOURCES, CHAINS.map(tuple))
 
 
 @given(PIPELINES, st.lists(st.integers(0, 12), min_size=1, max_size=4), st.integers(0, 2))
-@law_settings(at_most=100, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_a_partition_continues_after_cuts_in_any_buffer(chain: Chain, cuts: list[int], epoch: int) -> None:
     stream = chain.open()
     for partition in range(stream.num_partitions):
@@ -186,7 +186,7 @@ CREWS = st.sampled_from([Hands(), Hands("thread", 1), Hands("thread", 2)])
 
 
 @given(PIPELINES, st.lists(st.tuples(CREWS, st.integers(0, 6)), min_size=2, max_size=4), st.integers(1, 4))
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_a_loader_continues_with_other_workers(chain: Chain, legs: list[tuple[Hands, int]], size: int) -> None:
     """The same batches in the same order."""
     with fl.DataLoader(chain.open(), size, seed=1, collate_fn=list) as loader:
@@ -207,7 +207,7 @@ def test_a_loader_continues_with_other_workers(chain: Chain, legs: list[tuple[Ha
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=4),
     st.integers(1, 3),
 )
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_other_worlds_go_on_with_the_same_samples(
     chain: Chain, legs: list[tuple[int, int, int]], last_world: int
 ) -> None:
@@ -255,7 +255,7 @@ def undivided(number: int) -> list[Any]:
 
 
 @given(st.integers(0, len(KEPT) - 1), st.integers(1, 2), st.lists(st.integers(0, 5), min_size=1, max_size=3))
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_processes_go_on_where_others_left(kept: KeptLoaders, number: int, workers: int, cuts: list[int]) -> None:
     whole = undivided(number)
     draw = random.Random(repr((number, workers, cuts)))

@@ -243,7 +243,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     fsspec.filesystem("memory").store.clear()
 
 
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=FRESH)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=FRESH)
 @given(table=tables(), group=st.integers(1, 4), data=st.data())
 def test_every_format_gives_the_same_rows(folder: Path, table: Any, group: int, data: st.DataObject) -> None:
     columns = data.draw(st.none() | st.permutations(table.column_names).map(lambda names: names[:2]))

@@ -76,8 +76,12 @@ def equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize(
     ("kind", "context"),
-    [(Photos, None), (Photos, "fork"), (Photos, "spawn"), (lambda files: Stream(Photos(files)), None)],
-    ids=["map", "map-fork", "map-spawn", "stream"],
+    [
+        pytest.param(Photos, None, id="map"),
+        pytest.param(Photos, "fork", id="map-fork"),
+        pytest.param(Photos, "spawn", id="map-spawn", marks=pytest.mark.nightly),
+        pytest.param(lambda files: Stream(Photos(files)), None, id="stream"),
+    ],
 )
 def test_worker_processes_defer_and_give_torchs_batches(files: list[Path], context: str | None, kind: Any) -> None:
     workers = 1 if context == "spawn" else 2

@@ -37,6 +37,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.nightly
 def test_each_script_for_a_gpu_checks_itself_without_one(preloaded: Preloaded, tmp_path: Path) -> None:
     """The scripts of `run.py` in forks; the next test runs the command itself, on scripts that do nothing."""
     run = runpy.run_path(str(GPU / "run.py"))

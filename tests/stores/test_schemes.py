@@ -108,7 +108,8 @@ def test_datasets_read_it(tmp_path: Path, cached: bool) -> None:
     ("method", "dataset"),
     [
         *(("process", dataset) for dataset in (Opens, OpensAtUnpickling, fl.datasets.Files)),
-        *((method, Opens) for method in ("spawn", "fork", "thread")),
+        *((method, Opens) for method in ("fork", "thread")),
+        pytest.param("spawn", Opens, marks=pytest.mark.nightly),
     ],
 )
 def test_workers_know_it(method: str, dataset: Any) -> None:

@@ -14,5 +14,5 @@ SCRIPT = Path(__file__).parent / "stream_kills.py"
 
 
 def test_kills_around_the_ends_of_epochs_change_nothing(preloaded: Preloaded, tmp_path: Path) -> None:
-    code = preloaded.run(SCRIPT, tmp_path / "output.log", 280, str(rounds(6, 100)), "1")
+    code = preloaded.run(SCRIPT, tmp_path / "output.log", 280, str(rounds(3, 100)), "1")
     assert (code, (tmp_path / "output.log").read_text()) == (0, "")

@@ -141,7 +141,10 @@ class TestInTorchsLoader:
         assert sorted(second) == list(range(N))
         assert flat(values(TorchDataLoader(HuggingFaceStream(plain(), 8), 4, num_workers=workers))) == first
 
-    @pytest.mark.parametrize(("persistent", "start"), [(False, "fork"), (True, "fork"), (True, "spawn")])
+    @pytest.mark.parametrize(
+        ("persistent", "start"),
+        [(False, "fork"), (True, "fork"), pytest.param(True, "spawn", marks=pytest.mark.nightly)],
+    )
     def test_workers_get_the_epoch(self, persistent: bool, start: str) -> None:
         """One worker reads what this process reads: importing `datasets` in several takes seconds."""
 

@@ -226,7 +226,7 @@ def test_figures_and_pids_do_not_wait_for_a_batch(open_pool: OpenPool, tmp_path:
     waiting.join()
 
 
-@pytest.mark.parametrize("kind", ["snapshot", "zygote", "spawn", "forkserver"])
+@pytest.mark.parametrize("kind", ["snapshot", "zygote", pytest.param("spawn", marks=pytest.mark.nightly), "forkserver"])
 def test_workers_are_what_torchs_are(open_pool: OpenPool, kind: str) -> None:
     """Equal seeding, one thread, daemons that ignore Ctrl-C."""
     (torchs,) = torch.utils.data.DataLoader(Facts(), batch_size=None, sampler=[0], num_workers=1)
