@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterator
 from datetime import datetime, time, timedelta
 from decimal import Decimal
@@ -93,6 +94,7 @@ def test_batches_are_those_of_torch_for_every_kind_of_column(saved: Any, kind: s
             theirs = default_collate(dataset.__getitems__(indices))
             ours = HuggingFace(dataset)
             assert same(default_collate(ours.__getitems__(indices)), theirs), name
+            assert all(same(ours[i], dataset[i]) for i in indices), name
             read = reader_of(ours)
             if read is not None:
                 empty = Recorder()
@@ -236,6 +238,20 @@ def test_transforms_images_and_odd_formats_go_through_datasets(tmp_path: Path) -
     assert isinstance(HuggingFace(images)[1]["image"], PIL.Image.Image)
 
 
+@pytest.mark.parametrize("kind", ["torch", None])
+def test_other_indices_mean_what_they_mean_to_datasets(saved: Any, kind: str | None) -> None:
+    dataset = saved.select_columns(["int64", "text"]).with_format(kind)
+    ours = HuggingFace(dataset)
+    for index in (-1, 0, N - 1, np.int64(4), slice(2, 9, 3), [4, 1], range(3)):
+        assert same(ours[index], dataset[index]), index
+    assert same(list(ours["int64"]), list(dataset["int64"]))
+    for wrong in (N, -N - 1, True, 1.5, None):
+        with pytest.raises((IndexError, KeyError, TypeError)) as theirs:
+            dataset[wrong]
+        with pytest.raises(theirs.type, match=f"^{re.escape(str(theirs.value))}$"):
+            ours[wrong]
+
+
 def test_it_travels_by_path(saved: Any) -> None:
     ours = HuggingFace(saved.with_format("torch", columns=["int64"]))
     expected = ours.read_batch(BatchRead(np.array([3]), Recorder()))
@@ -255,7 +271,14 @@ def test_damage_of_a_saved_table_is_not_left_to_datasets(tmp_path: Path, kind: s
     path.write_bytes(path.read_bytes().replace(offsets.tobytes(), damaged.tobytes()))
     data = HuggingFace(datasets.load_from_disk(str(tmp_path)).with_format(kind))
     assert len(data.__getitems__([0, 8])) == 2
-    for read in (data.__getitems__, lambda rows: data.read_batch(BatchRead(np.array(rows), allocate_tensor))):
+
+    def whole(rows: list[int]) -> Any:
+        return data.read_batch(BatchRead(np.array(rows), allocate_tensor))
+
+    def one_by_one(rows: list[int]) -> Any:
+        return [data[row] for row in rows]
+
+    for read in (data.__getitems__, whole, *[one_by_one] * (kind == "torch")):
         with pytest.raises(SampleError, match="column 'x' is outside of its column: the file is damaged"):
             read([0, 4])
 
