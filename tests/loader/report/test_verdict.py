@@ -19,6 +19,7 @@ from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import MAIN, Span
 from feedline.errors import ArgumentError
 from feedline.loader.report import Advice, StageTimes, Stats, Totals, Verdict, diagnose
+from feedline.loader.report.calibration import HOP_S
 from feedline.loader.report.context import Context
 from feedline.loader.report.measured import Measured
 from feedline.loader.report.model import Model
@@ -116,13 +117,15 @@ class Loop:
         wait_s = max(self.period_s() - step_s, 0.0)
         kind = PROCESSES if self.workers else INLINE
         context = Context(pool=kind, num_workers=self.workers, cpus=self.cpus)
-        model = Model.of(Measured((batch,), step_s + wait_s, wait_s, step_s, has_cpu=True), context)
+        delivery_s = self.overhead_s - HOP_S[PROCESS] if self.workers else None  # the rest is the way of the request
+        measured = Measured((batch,), step_s + wait_s, wait_s, step_s, has_cpu=True, delivery_s=delivery_s)
+        model = Model.of(measured, context)
         return limiting_stage(model, Stats())
 
 
 LOOPS = st.builds(
     Loop, st.fixed_dictionaries({"fetch": TASKS, "collate": TASKS}), TASKS, TASKS,
-    TASKS.filter(lambda step: step.alone_s > 0), st.floats(1e-4, 0.003), st.integers(0, 4), st.integers(1, 4),
+    TASKS.filter(lambda step: step.alone_s > 0), st.floats(HOP_S[PROCESS], 0.003), st.integers(0, 4), st.integers(1, 4),
 )  # fmt: skip
 
 
@@ -135,7 +138,9 @@ def test_the_step_is_named_where_it_limits_and_else_the_stage_that_gains_most(lo
         assert named == "step", gains
     if named == "step":  # nothing of the data is worth a change before it
         assert gains["data"] < 1.15 or max(data.values()) < min(gains["step"], 1.28) * 1.03, gains
-        assert replace(loop, step=loop.step + loop.step).limit() == "step", "a longer step limits all the more"
+        longer = replace(loop, step=loop.step + loop.step)
+        # It limits all the more, unless it takes the CPU of others or ends the wait for them.
+        assert (found := longer.limit()) == "step" or longer.gains[found] > 1.08, found
     else:
         assert data[named] > 0.97 * max(data.values()), (named, gains)
 
