@@ -562,3 +562,75 @@ def test_objects_with_odd_attributes(loader_class: type[DataLoader[Any]], what: 
         return [str(batch) for batch in loader_class(**{"dataset": [0, 1, 2, 3], **ODD[what](odd)})]
 
     assert batches(loader_class) == batches(DataLoader)
+
+
+class Made(Dataset[Any]):
+    """Samples that a function makes in the worker."""
+
+    def __init__(self, make: Callable[[int], Any], size: int) -> None:
+        self.make, self.size = make, size
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def views(_: int) -> list[Any]:
+    """Arrays and tensors over the same memory, as windows of a series and crops of an image are."""
+    array = np.arange(6.0)
+    tensor = torch.from_numpy(array)
+    return [array, array[2:4], array[::2], tensor, tensor[1:3], torch.from_numpy(array), array]
+
+
+@pytest.mark.parametrize("how", [{"batch_size": None}, {"collate_fn": list}], ids=["samples", "lists"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_shares_memory_in_a_batch(
+    loader_class: type[DataLoader[Any]], num_workers: int, how: dict[str, Any]
+) -> None:
+    """What the loop writes to one of them shows in the others only where it does with torch."""
+
+    def written(loader_class: Any) -> list[Any]:
+        found = []
+        for number in range(7):
+            for batch in loader_class(Made(views, 1), num_workers=num_workers, **how):
+                sample = batch if how.get("batch_size", 1) is None else batch[0]
+                sample[number][...] = -1.0
+                found.append([[float(value) for value in each] for each in sample])
+        return found
+
+    assert written(loader_class) == written(DataLoader)
+
+
+def mapped(path: Any) -> np.memmap[Any, Any]:
+    return np.memmap(path, np.float32, "w+", shape=(3, 2))
+
+
+@workers
+def test_mapped_rows_keep_their_type(loader_class: type[DataLoader[Any]], num_workers: int, tmp_path: Any) -> None:
+    (batch,) = loader_class(mapped(tmp_path / "rows"), batch_size=3, num_workers=num_workers, collate_fn=list)
+    assert [type(row) for row in batch] == [np.memmap] * 3
+
+
+def family(number: int) -> dict[str, Any]:
+    parent: dict[str, Any] = {"number": number, "children": []}
+    parent["children"] += [{"number": number + 1, "parent": parent}]
+    return parent
+
+
+def nested(depth: int) -> Any:
+    value: Any = depth
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@workers
+def test_samples_that_refer_to_themselves_or_are_nested_deeply(make_loader: Make, num_workers: int) -> None:
+    found = [batch[0] for batch in make_loader(Made(family, 3), 1, collate_fn=list, num_workers=num_workers)]
+    assert [sample["children"][0]["parent"] is sample for sample in found] == [True] * 3
+    (batch,) = make_loader([nested(200)] * 2, 2, num_workers=num_workers)
+    for _ in range(200):
+        (batch,) = batch
+    assert batch.tolist() == [200, 200]

@@ -424,3 +424,49 @@ def test_samplers_that_draw_in_iter_give_torchs_order(
         size = {"batch_size": None} if name == "sampler" else {}
         theirs = orders(DataLoader, **size, **{name: ShuffledAtOnce(list(items))})
         assert orders(feedline_class, **size, **{name: ShuffledAtOnce(list(items))}) == theirs
+
+
+REPLACED: dict[str, tuple[type, list[Any], Callable[[], dict[str, Any]]]] = {
+    "sequential": (SequentialSampler, [3, 0, 0], dict),
+    "random": (RandomSampler, [3, 0, 0], lambda: {"shuffle": True}),
+    "batches": (BatchSampler, [[3], [0, 0]], lambda: {"shuffle": True}),
+    "distributed": (DistributedSampler, [3, 0, 0], lambda: {"sampler": DistributedSampler(Counting(4), 1, 0)}),
+    "weighted": (WeightedRandomSampler, [3, 0, 0], lambda: {"sampler": WeightedRandomSampler([1.0] * 4, 4)}),
+}
+
+
+@workers
+@pytest.mark.parametrize("name", REPLACED)
+def test_replaced_members_of_samplers_are_called(
+    make_loader: Make, monkeypatch: pytest.MonkeyPatch, name: str, num_workers: int
+) -> None:
+    """Tests and tools replace them, also between two epochs of a loader."""
+    kind, items, arguments = REPLACED[name]
+    loader = make_loader(Counting(4), batch_size=2, num_workers=num_workers, **arguments())
+    assert len(flat(loader)) == 4
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "__iter__", lambda _: iter(items))
+        assert flat(loader) == [3, 0, 0]
+        assert flat(make_loader(Counting(4), batch_size=2, num_workers=num_workers, **arguments())) == [3, 0, 0]
+    assert sorted(flat(loader)) == [0, 1, 2, 3] or name == "weighted"
+
+
+@workers
+def test_replaced_members_of_datasets_are_called(
+    make_loader: Make, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    numbers = TensorDataset(torch.arange(4))
+    loaders = [make_loader(dataset, 2, num_workers=num_workers) for dataset in (numbers, Subset(numbers, [0, 1, 2, 3]))]
+
+    def epochs() -> list[list[int]]:
+        return [[int(number) for (batch,) in loader for number in batch] for loader in loaders]
+
+    assert epochs() == [[0, 1, 2, 3]] * 2
+    with monkeypatch.context() as patch:
+        patch.setattr(TensorDataset, "__getitem__", lambda _, index: (torch.tensor(-index),))
+        assert epochs() == [[0, -1, -2, -3]] * 2
+        patch.setattr(Subset, "__getitems__", lambda _, indices: [(torch.tensor(7),)] * len(indices))
+        assert epochs() == [[0, -1, -2, -3], [7] * 4]
+    assert epochs() == [[0, 1, 2, 3]] * 2
+    vars(numbers)["__getitems__"] = lambda indices: [(torch.tensor(10 + index),) for index in indices]
+    assert epochs() == [[10, 11, 12, 13]] * 2

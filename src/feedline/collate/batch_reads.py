@@ -18,6 +18,7 @@ from feedline.core.kernels import Int64s, check_int64, gather_rows
 from feedline.core.rng import addressed, torch_keys
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, allocate_tensor, normalize_indices, numpy_view, torch_dtype
+from feedline.core.torch_wrappers import is_torchs
 from feedline.errors import ArgumentError
 
 
@@ -36,13 +37,16 @@ class BatchReader(NamedTuple):
 def reader_of(dataset: Any) -> BatchReader | None:
     """The reader of whole batches of `dataset`, or None without one.
 
-    Tensors, arrays, TensorDataset, and wrappers whose parts all have a reader are known by their exact type, because a
-    subclass may override anything. Other datasets need a method `read_batch`. None if a collate function that
-    is registered with torch may apply to plain values, because a reader would bypass it.
+    Tensors, arrays, TensorDataset, and wrappers whose parts all have a reader are known by their exact type, with
+    torch's own members, because a subclass may override anything. Other datasets need a method `read_batch`. None if a
+    collate function that is registered with torch may apply to plain values, because a reader would bypass it.
     """
     if not is_standard():
         return None
-    build = READERS.get(type(dataset))
+    kind = type(dataset)
+    build = READERS.get(kind)
+    if build is not None and kind.__module__.startswith("torch.utils.") and not is_torchs(dataset, kind):
+        return None
     return _own_reader(dataset) if build is None else build(dataset)
 
 

@@ -158,7 +158,10 @@ def default(samples: Sequence[Any], *, allocate: Allocator | None = None) -> Any
     memory from `allocate`, if given. Types registered in torch's `default_collate_fn_map` are collated by the functions
     registered for them. Errors have a note with the place in the sample, such as `batch[0]['image']`.
     """
-    return BatchWalk(allocate)(samples)
+    try:
+        return BatchWalk(allocate)(samples)
+    except RecursionError:  # samples nested 150 times and more: torch's function needs half of the frames
+        return torchs.default_collate(samples)  # type: ignore[no-untyped-call]
 
 
 def is_standard() -> bool:

@@ -1,17 +1,47 @@
-"""The dataset protocol through torch's Subset, ConcatDataset and StackDataset."""
+"""Datasets and samplers of torch: which are unchanged, and the dataset protocol through its wrappers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
-from feedline.core.dataset import Ranges, RangesOf, declared, has_traits, overrides_samples, traits_of
+from feedline.core.dataset import (
+    Ranges,
+    RangesOf,
+    declared,
+    has_traits,
+    overrides_samples,
+    own_attributes,
+    traits_of,
+)
 from feedline.core.huggingface import is_table
 from feedline.core.kernels import Int64s
 from feedline.core.shard_offsets import ShardOffsets
+
+Kind = TypeVar("Kind")
+
+
+def is_torchs(thing: Any, *kinds: type[Kind]) -> TypeGuard[Kind]:
+    """True for an object of just one of torch's classes, whose members nobody has replaced.
+
+    Subclasses may override anything, and tests and tools replace members of classes and objects.
+    """
+    kind = type(thing)
+    if kind not in kinds or "__getitems__" in own_attributes(thing):
+        return False
+    return all(is_member_of_torch(kind, name) for name in _MEMBERS)
+
+
+def is_member_of_torch(kind: type, name: str) -> bool:
+    """True if a member of a class is torch's, or missing."""
+    member = getattr(kind, name, None)
+    return member is None or str(getattr(member, "__module__", "")).startswith("torch.")
+
+
+_MEMBERS = "__iter__", "__len__", "__getitem__", "__getitems__"
 
 
 def parts_of(dataset: Any) -> Sequence[Any]:
@@ -90,10 +120,14 @@ def batch_getter(dataset: Any) -> Callable[..., Any] | None:
     return getattr(dataset, "__getitems__", None) if _has_batch_getter(dataset) else None
 
 
+def _is_forwarding(kind: Any, wrapper: Any) -> bool:
+    return kind.__getitems__ is wrapper.__getitems__ and is_member_of_torch(wrapper, "__getitems__")
+
+
 def _has_batch_getter(dataset: Any) -> bool:
-    if isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
+    if isinstance(dataset, Subset) and _is_forwarding(type(dataset), Subset):
         return _has_batch_getter(dataset.dataset)
-    if isinstance(dataset, StackDataset) and type(dataset).__getitems__ is StackDataset.__getitems__:
+    if isinstance(dataset, StackDataset) and _is_forwarding(type(dataset), StackDataset):
         parts = dataset.datasets
         return all(map(_has_batch_getter, parts.values() if isinstance(parts, dict) else parts))
     return hasattr(dataset, "__getitems__") and not overrides_samples(dataset, "__getitems__")

@@ -19,6 +19,7 @@ from feedline.core.packing import to_leaf
 from feedline.core.rng import derive
 from feedline.core.rng_globals import draw_seed
 from feedline.core.schedule import LOOKAHEAD, BatchSchedule, PartitionSchedule, Schedule, Share
+from feedline.core.torch_wrappers import is_torchs
 from feedline.errors import ArgumentError, StateError
 from feedline.loader import state as states
 from feedline.loader.error_policy import Quarantine
@@ -123,7 +124,7 @@ class Plan:
         if isinstance(self.sampler, MaterializedSampler):
             sampler = self.sampler.sampler
             # It draws the whole order at once, from a generator of its own.
-            return type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is None
+            return is_torchs(sampler, RandomSampler) and not sampler.replacement and sampler.generator is None
         return self.sampler is not None
 
     def length(self) -> int:
@@ -219,7 +220,7 @@ class Plan:
             self.sampler.restore(order)
             return
         sampler = self.sampler.sampler
-        if state.get("position") and type(sampler) is RandomSampler and sampler.generator is None:
+        if state.get("position") and is_torchs(sampler, RandomSampler) and sampler.generator is None:
             raise StateError(
                 "the field 'order' is missing from this state: without it the shuffled order cannot be repeated"
             )
@@ -328,7 +329,7 @@ def plan_of(loader: Any, rank: int, world_size: int, former: Plan | None = None,
         return _partition_plan(loader, rank, world_size, partitions)
     order = loader._index_sampler  # not its attributes: torch's hook for subclasses
     inner = order if loader._auto_collation else None
-    if inner is not None and type(inner) is not BatchSampler:
+    if inner is not None and not is_torchs(inner, BatchSampler):
         return _batch_plan(loader, inner, rank, world_size)
     given = order if inner is None else inner.sampler
     source = _adapt_sampler(given, former)
@@ -351,9 +352,10 @@ def _forgets(loader: Any, source: Any, share: Share) -> bool:
 
 
 def _adapt_sampler(sampler: Any, former: Plan | None) -> Any:
-    if former is not None and isinstance(former.sampler, TorchDistributed) and former.sampler.sampler is sampler:
-        return former.sampler
-    return as_index_sampler(sampler)
+    adapted = as_index_sampler(sampler)
+    known: Any = None if former is None else former.sampler
+    is_known = isinstance(adapted, TorchDistributed) and isinstance(known, TorchDistributed)
+    return known if is_known and known.sampler is sampler else adapted
 
 
 def _share(source: Any, rank: int, world_size: int, *, pad: bool) -> Share:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from feedline.core.dataset import has_traits, own_attributes
 from feedline.core.dataset_fingerprint import listing_fingerprint_of
 from feedline.core.huggingface import is_table
-from feedline.core.torch_wrappers import ranges_of
+from feedline.core.torch_wrappers import is_torchs, ranges_of
 from feedline.loader.building.builder import BatchBuilder
 from feedline.loader.building.foreign import may_be_recognized
 from feedline.loader.loop import Iteration, is_iterated
@@ -130,13 +130,10 @@ def _order_of(loader: Any) -> tuple[Any, ...]:
     batches, sampler = loader.batch_sampler, loader.sampler
     size: tuple[Any, ...] = ()
     if batches is not None:
-        if type(batches) is not BatchSampler:
+        if not is_torchs(batches, BatchSampler):
             return ()
         sampler, size = batches.sampler, (batches.batch_size, batches.drop_last)
-    return (sampler, *size) if type(sampler) in _SAMPLERS else ()
-
-
-_SAMPLERS = (SequentialSampler, RandomSampler, Shuffled)
+    return (sampler, *size) if type(sampler) is Shuffled or is_torchs(sampler, SequentialSampler, RandomSampler) else ()
 
 
 def _has_torchs_order(kind: type) -> bool:

@@ -82,14 +82,18 @@ def _nbytes(batch: Any) -> int:
 
     Objects of unknown types, sparse tensors and containers with more than `_MOST_FIELDS` parts count as 0.
     """
-    if isinstance(batch, torch.Tensor):
-        return batch.nbytes if batch.layout is torch.strided else 0
-    if type(batch) in (list, tuple, dict):
-        parts = batch.values() if type(batch) is dict else batch
-        if len(parts) <= _MOST_FIELDS:  # lists of Python objects may be as long as the batch
-            return sum(map(_nbytes, parts))
-        return 0
-    return batch.nbytes if isinstance(batch, np.ndarray) else 0
+    nbytes, left, containers = 0, [batch], set[int]()
+    while left:  # no recursion: samples may be nested deeply, and refer to their own parents
+        part = left.pop()
+        if isinstance(part, torch.Tensor):
+            nbytes += part.nbytes if part.layout is torch.strided else 0
+        elif isinstance(part, np.ndarray):
+            nbytes += part.nbytes
+        # Lists of Python objects may be as long as the batch.
+        elif type(part) in (list, tuple, dict) and len(part) <= _MOST_FIELDS and id(part) not in containers:
+            containers.add(id(part))
+            left += part.values() if type(part) is dict else part
+    return nbytes
 
 
 _SIZE_PAUSE_FACTOR = 400

@@ -13,6 +13,7 @@ from torch.utils.data import DistributedSampler, Sampler, SequentialSampler
 
 from feedline.core.dataset import declared
 from feedline.core.tensors import as_integers, as_yielded, with_container
+from feedline.core.torch_wrappers import is_member_of_torch, is_torchs
 from feedline.errors import ArgumentError, StateError
 from feedline.samplers.base import BatchIndexSampler, IndexSampler, Indices, clip_span
 from feedline.samplers.basic import Sequential
@@ -265,7 +266,7 @@ def as_index_sampler(
         isinstance(sampler, (IndexSampler, BatchIndexSampler)) and _has_own_order(sampler)
     ):
         return sampler
-    if type(sampler) is SequentialSampler and not batches:
+    if is_torchs(sampler, SequentialSampler) and not batches:
         return Sequential(len(sampler))
     if isinstance(sampler, DistributedSampler) and _is_unchanged(sampler) and not batches:
         return TorchDistributed(sampler)
@@ -279,4 +280,8 @@ def _has_own_order(sampler: IndexSampler | BatchIndexSampler) -> bool:
 
 def _is_unchanged(sampler: object) -> bool:
     methods = ("__iter__", "__len__", "set_epoch")
-    return all(getattr(type(sampler), name) is getattr(DistributedSampler, name) for name in methods)
+    return all(
+        getattr(type(sampler), name) is getattr(DistributedSampler, name)
+        and is_member_of_torch(DistributedSampler, name)
+        for name in methods
+    )

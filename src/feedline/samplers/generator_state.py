@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 
 from feedline.core.packing import from_text, pack, to_text, unpack
+from feedline.core.torch_wrappers import is_torchs
 from feedline.errors import StateError
 
 _WORDS = 624  # words of the state of a Mersenne twister
@@ -142,13 +143,13 @@ _KINDS = (
 )
 
 
-_DRAW_NOTHING = (SequentialSampler, range, list, tuple, np.ndarray, torch.Tensor)
+_DRAW_NOTHING = (range, list, tuple, np.ndarray, torch.Tensor)
 
 
 _INNER = ("sampler", "batch_sampler")  # attributes that may hold a sampler of any class
 
 
-_ONE_GENERATOR = (RandomSampler, WeightedRandomSampler, SubsetRandomSampler)
+_ONE_GENERATOR: tuple[Any, ...] = (RandomSampler, WeightedRandomSampler, SubsetRandomSampler)
 
 
 def generators_of(sampler: object) -> list[GeneratorAccess]:
@@ -158,9 +159,9 @@ def generators_of(sampler: object) -> list[GeneratorAccess]:
     torch's own samplers draw from one generator only, containers from none.
     """
     core, prefix = _core(sampler)
-    if type(core) in _DRAW_NOTHING:
+    if is_torchs(core, SequentialSampler) or type(core) in _DRAW_NOTHING:
         return []
-    if type(core) in _ONE_GENERATOR:
+    if is_torchs(core, *_ONE_GENERATOR):
         generator = core.generator
         return [_TORCH if generator in (None, torch.default_generator) else _Torch(f"{prefix}.generator", generator)]
     by_holder = {id(source.holder): source for source in (*_own_generators(sampler), *PROCESS)}
@@ -169,7 +170,7 @@ def generators_of(sampler: object) -> list[GeneratorAccess]:
 
 def _core(sampler: object) -> tuple[Any, str]:
     prefix = ""
-    while type(sampler) is BatchSampler:
+    while is_torchs(sampler, BatchSampler):
         sampler, prefix = sampler.sampler, f"{prefix}.sampler"
     return sampler, prefix
 

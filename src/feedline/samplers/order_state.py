@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, RandomSampler
 from feedline.core.dataset import declared
 from feedline.core.packing import pack_or_keep, unpack
 from feedline.core.rng_globals import SAMPLER_STEPS, draw_seed
+from feedline.core.torch_wrappers import is_torchs
 from feedline.errors import StateError
 from feedline.samplers.generator_state import GeneratorAccess, generators_of, nested_samplers, select_states
 
@@ -349,8 +350,8 @@ def is_seedable(sampler: Any) -> bool:
 
     It may be inside torch's `BatchSampler`.
     """
-    core = sampler.sampler if type(sampler) is BatchSampler else sampler
-    return type(core) is RandomSampler and core.generator is None
+    core = sampler.sampler if is_torchs(sampler, BatchSampler) else sampler
+    return is_torchs(core, RandomSampler) and core.generator is None
 
 
 class SeededRun:

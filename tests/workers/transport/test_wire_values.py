@@ -98,11 +98,20 @@ def test_one_tensor_twice_is_one_tensor(line: Line) -> None:
     assert arrived[0] is arrived[1]["again"]
 
 
-def test_an_array_and_a_tensor_over_it_stay_over_the_same_memory(line: Line) -> None:
-    array = np.arange(50_000)
-    tensor, arrived = line.carry((torch.from_numpy(array), array))
-    arrived[3] = -1
-    assert tensor[3] == -1
+@pytest.mark.parametrize("size", [50_000, 10])
+def test_only_tensors_of_one_storage_stay_over_the_same_memory(line: Line, size: int) -> None:
+    """torch sends each storage once, and copies each array."""
+    array = np.arange(size)
+    tensor = torch.from_numpy(array)
+    sent = (tensor, tensor[1:], torch.from_numpy(array), array, array[2:], array[2:].reshape(2, -1).T)
+    arrived = line.carry((*sent, array))
+    assert all(np.array_equal(one, other) for one, other in zip(arrived, sent, strict=False))
+    assert arrived[6] is arrived[3]
+    assert arrived[5].strides == sent[5].strides
+    for number, each in enumerate(arrived[:6]):
+        each[...] = -number
+    assert [set(each.ravel().tolist()) for each in arrived[1:6]] == [{-1}, {-2}, {-3}, {-4}, {-5}]
+    assert arrived[0].tolist() == [0] + [-1] * (size - 1)
 
 
 def test_rows_of_a_huge_tensor_do_not_bring_it_along(line: Line) -> None:
@@ -195,9 +204,9 @@ def test_the_memory_of_subclasses_is_not_in_the_stream(line: Line) -> None:
 
 
 def test_storages_of_subclasses_that_overlap(line: Line) -> None:
-    array = np.arange(20_000.0)
-    whole, part = line.carry([torch.from_numpy(x).as_subclass(Reading) for x in (array, array[5:9000])])
-    assert part.tolist() == array[5:9000].tolist()
+    tensor = torch.arange(20_000.0)
+    whole, part = line.carry([x.as_subclass(Reading) for x in (tensor, tensor[5:9000])])
+    assert part.tolist() == tensor[5:9000].tolist()
     whole.fill_(1)
     assert part.eq(1).all()
 
@@ -245,11 +254,12 @@ def test_masked_arrays(line: Line) -> None:
     assert np.array_equal(arrived.mask, sent.mask)
 
 
-def test_mapped_files_become_plain_arrays(line: Line, tmp_path: Path) -> None:
+def test_mapped_files_come_without_their_file(line: Line, tmp_path: Path) -> None:
     sent = np.memmap(tmp_path / "x", np.int32, "w+", shape=(100, 100))
     sent[:] = 3
     arrived = line.carry({"all": sent, "row": sent[4]})
-    assert type(arrived["all"]) is type(arrived["row"]) is np.ndarray
+    assert type(arrived["all"]) is type(arrived["row"]) is np.memmap
+    assert arrived["all"].filename is None
     assert arrived["all"].sum() == 30_000
 
 

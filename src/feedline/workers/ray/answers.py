@@ -42,7 +42,7 @@ def encode(value: Any) -> tuple[EncodedBatch, OutOfBandPickle]:
     part that cannot be pickled.
     """
     stream, oob = pickle_batch(value)
-    layout = oob.layout(lambda _: False)
+    layout = oob.layout(lambda _: False, as_torch=True)
     regions: list[Bytes] = []
     places: list[SlotRange | bytearray] = []
     for span in layout.regions:

@@ -13,6 +13,7 @@ import operator
 import pickle
 import sys
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -118,16 +119,19 @@ class OutOfBandPickle:
         self._add(BufferView(raw.nbytes), _address(np.frombuffer(raw, np.uint8)), raw.nbytes, raw)
         return False
 
-    def layout(self, resident: Callable[[AddressRange], bool]) -> RegionLayout:
+    def layout(self, resident: Callable[[AddressRange], bool], *, as_torch: bool) -> RegionLayout:
         """Merge the memory of all views into regions.
 
-        Views that overlap share a region, so they overlap at the receiver too. A tensor that covers only a small part
-        of its memory is made contiguous, unless `resident` reports that the memory is already shared, or all of it is
-        sent anyway.
+        Views that overlap share a region, so they overlap at the receiver too. With `as_torch`, only tensors of the
+        same storage do: torch sends each storage once, and copies each array. A tensor that covers only a small part of
+        its memory is made contiguous, unless `resident` reports that the memory is already shared, or all of it is sent
+        anyway.
         """
         if self._scattered:
             self._condense(resident)
         merged = _merge(self._spans)
+        if as_torch and len(merged) < len(self._spans) and self._part(merged):
+            merged = _merge(self._spans)
         starts = [span.start for span in merged]
         numbers: dict[int, int] = {}
         places = []
@@ -148,6 +152,28 @@ class OutOfBandPickle:
                 self.views[number] = _tensor_view(dense, tensor.requires_grad)
                 self._spans[number] = AddressRange(dense.data_ptr(), dense.data_ptr() + dense.nbytes)
 
+    def _part(self, merged: list[AddressRange]) -> bool:
+        """Copy memory that objects share by chance; False if there is none.
+
+        The first of them keeps it.
+        """
+        starts = [span.start for span in merged]
+        sharers: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for number, (span, owner) in enumerate(zip(self._spans, self._owners, strict=False)):
+            if span.stop:
+                sharers[bisect_right(starts, span.start) - 1][_memory_id(owner)].append(number)
+        others = [numbers for by_memory in sharers.values() for numbers in list(by_memory.values())[1:]]
+        for numbers in others:
+            spans = [self._spans[number] for number in numbers]
+            whole = AddressRange(min(span.start for span in spans), max(span.stop for span in spans))
+            copy = np.empty(whole.stop - whole.start + 2 * GRAIN, np.uint8)
+            first = -(-_address(copy) // GRAIN) * GRAIN + whole.pad
+            ctypes.memmove(first, whole.start, whole.stop - whole.start)
+            self._owners.append(copy)
+            for number, span in zip(numbers, spans, strict=True):
+                self._spans[number] = AddressRange(*(first + address - whole.start for address in span))
+        return bool(others)
+
     def _take_tensor(self, tensor: torch.Tensor) -> Any:
         if tensor.requires_grad and not tensor.is_leaf:
             raise pickle.PicklingError(
@@ -164,6 +190,9 @@ class OutOfBandPickle:
         if extent > 2 * nbytes + _SLACK_NBYTES:
             self._scattered[len(self.views)] = tensor
         return self._add(_tensor_view(tensor, tensor.requires_grad), start, extent, tensor)
+
+    def _take_memmap(self, array: np.memmap[Any, Any]) -> Any:
+        return as_memmap, (array.view(np.ndarray),)
 
     def _take_array(self, array: NDArray[Any]) -> Any:
         dtype = array.dtype
@@ -200,7 +229,7 @@ class OutOfBandPickle:
 _TAKERS: dict[type, Callable[[OutOfBandPickle, Any], Any]] = {
     torch.Tensor: OutOfBandPickle._take_tensor,
     np.ndarray: OutOfBandPickle._take_array,
-    np.memmap: OutOfBandPickle._take_array,
+    np.memmap: OutOfBandPickle._take_memmap,
     UntypedStorage: OutOfBandPickle._take_storage,
     TypedStorage: OutOfBandPickle._take_typed_storage,
 }
@@ -209,6 +238,11 @@ _TAKERS: dict[type, Callable[[OutOfBandPickle, Any], Any]] = {
 def restore(thing: Thing) -> Thing:
     """Return the object that replaces a mark; called from pickle streams."""
     return thing
+
+
+def as_memmap(array: NDArray[Any]) -> np.memmap[Any, Any]:
+    """Return an array in memory as a memmap without a file, as a pickled memmap is."""
+    return array.view(np.memmap)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -232,6 +266,12 @@ def _extent(tensor: torch.Tensor) -> int:
         return 0
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.itemsize
+
+
+def _memory_id(owner: object) -> int:
+    """The same number for all views of one storage."""
+    storage = owner.untyped_storage() if isinstance(owner, torch.Tensor) else owner
+    return storage._cdata if isinstance(storage, UntypedStorage) else id(owner)
 
 
 def _address(array: NDArray[Any]) -> int:

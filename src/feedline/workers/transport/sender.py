@@ -189,7 +189,7 @@ class Arena:
         SlotMemoryError if there is no memory for another slot.
         """
         stream, oob = pickle_batch(obj)
-        layout = oob.layout(lambda span: self._pool.find(span) is not None)
+        layout = oob.layout(lambda span: self._pool.find(span) is not None, as_torch=True)
         outgoing = OutgoingMessage(self._pool, self._allocator)
         try:
             regions = outgoing.place(layout.regions)

@@ -193,7 +193,7 @@ def _build_plan(obj: object, name: str) -> _PicklePlan:
             f"{explain_unpicklable(obj, name, _dump)} cannot be sent to a worker process: {error}. Create it lazily "
             "in the worker (on first use in __getitem__), leave it out in __getstate__, or use worker_method='thread'."
         ) from error
-    layout = oob.layout(lambda span: file_at(span.start) is not None)
+    layout = oob.layout(lambda span: file_at(span.start) is not None, as_torch=False)
     regions: list[SlotRange | bytearray] = []
     pieces: list[MemoryPiece] = []
     shared: dict[SharedFile, int] = {}
