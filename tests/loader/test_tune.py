@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
@@ -80,8 +81,58 @@ def test_the_running_epoch_continues_with_its_own_workers() -> None:
 def test_a_loader_that_draws_random_numbers_without_a_seed_keeps_its_workers() -> None:
     with fl.DataLoader(Draws(), 4, num_workers=1, worker_method="thread") as loader:
         epoch(loader)
-        assert loader.tune() == ()
+        with pytest.warns(UserWarning, match="without seed, random values may depend on num_workers=1"):
+            assert loader.tune() == ()
         assert loader.num_workers == 1
+
+
+class Drawing(Draws):
+    """Draws for one sample of the epoch."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index]) + (torch.randint(9, (1,)) if index == 150 else 0)
+
+
+class Counting(Draws):
+    """The values depend on how many samples the worker has read before."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.read += 1
+        return torch.tensor([index + self.read])
+
+
+class Owning(Draws):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index + self.generator.integers(9)])
+
+
+@pytest.mark.usefixtures("advised")
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_epoch_of_worker_processes_shows_whether_samples_draw(persistent: bool) -> None:
+    for dataset in (Draws(), Drawing(), Counting(), Owning()):
+        may_change = type(dataset) is Draws
+        arguments = {"num_workers": 1, "worker_method": "process", "persistent_workers": persistent}
+        with fl.DataLoader(dataset, 4, shuffle=True, **arguments) as loader:
+            iterator = iter(loader)
+            next(iterator)
+            with pytest.warns(UserWarning, match="after a whole epoch of worker processes"):
+                assert loader.tune() == ()
+            list(iterator)
+            if may_change:
+                assert loader.tune() == (MORE,)
+            else:
+                with pytest.warns(UserWarning, match="without seed"):
+                    assert loader.tune() == ()
+            assert loader.num_workers == (4 if may_change else 1)
+            assert len(epoch(loader)) == 40
 
 
 def test_a_loop_with_a_timeout_keeps_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -378,8 +378,9 @@ class DataLoader(TorchDataLoader[T_co]):
         """Take advice that changes neither order nor values; return it.
 
         Sets `num_workers` or `prefetch_factor` for the next iteration, as the report predicts. The number of workers
-        stays the same if random values or the order depend on it: for datasets that have a state or draw random numbers
-        without `seed`, and for streams without partitions or without `seed`.
+        stays the same if random values or the order depend on it: for datasets that have a state or may draw random
+        numbers without `seed`, and for streams without partitions or without `seed`. After a whole epoch of worker
+        processes it is known whether samples draw. Warns if only `seed` is missing.
         """
         return diagnosis.tune(self)
 

@@ -212,6 +212,11 @@ class LoaderPools:
         """True if persistent workers of an earlier epoch build the next one."""
         return self._kept is not None
 
+    @property
+    def keeps_objects(self) -> bool:
+        """True if it is known that the latest workers have left dataset and `collate_fn` as they were."""
+        return getattr(self._latest, "keeps_objects", False)
+
     def iterate(self, loader: Any, plan: Plan, progress: Progress) -> Iteration:
         """Start an iteration over the rest of the epoch of `progress`."""
         pool = self._kept if loader.num_workers else None  # the user may set it to 0 later

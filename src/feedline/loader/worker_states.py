@@ -57,6 +57,15 @@ class WorkerStates:
         """True if nothing but the base seed is recorded."""
         return not (self.captures or self.starts or self.latest or self.replayed) and self.dataset is None
 
+    @property
+    def has_drawn(self) -> bool:
+        """True if the random generators of a worker are not those of a new one."""
+        base_seed = self.base_seed
+        return base_seed is None or any(
+            pack_states(split_capture(captured)[0], first_states(base_seed, worker))
+            for worker, captured in self.captures.items()
+        )
+
     def add(self, turn: int, captured: bytes) -> None:
         """Record the capture that came with a delivered batch."""
         self.captures[turn % max(1, self.count)] = captured

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -90,9 +91,13 @@ def with_lines(verdict: Verdict, loader: Any, seconds: float = SECONDS) -> Verdi
 
 
 def tune(loader: Any) -> tuple[Advice, ...]:
-    """Take the first advice that changes neither order nor values; return it."""
+    """Take the first advice that changes neither order nor values; return it.
+
+    Warns of a larger gain that only `seed` would allow.
+    """
     may_change = {"prefetch_factor"} | ({"num_workers"} if _workers_are_free(loader) else set())
-    for advice in loader.report().advice:
+    advised = loader.report().advice
+    for advice in advised:
         if advice.arguments.get("num_workers") == 0 and loader.timeout:  # torch refuses a timeout without workers
             continue
         if advice.arguments and may_change.issuperset(advice.arguments):
@@ -100,6 +105,14 @@ def tune(loader: Any) -> tuple[Advice, ...]:
                 setattr(loader, name, value)
             loader._fl_pools.renew(running=is_iterated(loader))
             return (advice,)
+    is_map = not isinstance(loader.dataset, IterableDataset) and not is_stateful(loader.dataset)
+    if is_map and loader._fl.seed is None and any("num_workers" in advice.arguments for advice in advised):
+        warnings.warn(
+            f"tune() changes nothing: without seed, random values may depend on num_workers={loader.num_workers}. Pass"
+            " seed= to the loader, tune() after a whole epoch of worker processes that draws no random numbers, or set"
+            " num_workers yourself",
+            stacklevel=3,
+        )
     return ()
 
 
@@ -108,7 +121,15 @@ def _workers_are_free(loader: Any) -> bool:
     if isinstance(loader.dataset, IterableDataset):
         return is_partitioned(loader.dataset) and loader._fl.seed is not None
     builder = builder_of(loader)
-    return not is_stateful(loader.dataset) and (loader._fl.seed is not None or not getattr(builder, "draws", True))
+    is_fixed = loader._fl.seed is not None or not getattr(builder, "draws", True) or _drew_nothing(loader)
+    return not is_stateful(loader.dataset) and is_fixed
+
+
+def _drew_nothing(loader: Any) -> bool:
+    """True if worker processes have built a whole epoch, and changed neither random generators nor the dataset."""
+    progress = loader._fl_progress
+    is_whole = progress is not None and progress.is_over and bool(progress.workers.captures)
+    return is_whole and loader._fl_pools.keeps_objects and not progress.workers.has_drawn
 
 
 def verdict_pause_ns(last_ns: int, expected_ns: int) -> int:

@@ -117,6 +117,11 @@ class Dispatch:
         """Epoch and latest mark of each partition of a live stream, whose batches cannot be built twice."""
         self.worker_set = WorkerSet(launcher, new_inbox)
 
+    @property
+    def keeps_objects(self) -> bool:
+        """True if all answers have told that dataset and `collate_fn` are as they were."""
+        return self._generators is not None and not any(states.objects for states in self._generators.values())
+
     def send(self, future: ProcessFuture) -> None:
         """Queue the request of a future; raises errors of pickling the request."""
         self.repair()

@@ -133,6 +133,11 @@ class ProcessPool(FuturePool):
             self._dispatch.finish()
         return True
 
+    @property
+    def keeps_objects(self) -> bool:
+        """True if workers without a seed have left dataset and `collate_fn` as they were."""
+        return self._dispatch.keeps_objects
+
     def statistics(self) -> PoolStatistics:
         """See `WorkerPool`.
 
