@@ -244,3 +244,22 @@ def test_workers_must_be_asked_for_something(loader_class: Loader) -> None:
     loader = loader_class(Counting(4), num_workers=1, prefetch_factor=0)
     with pytest.raises(AssertionError):
         iter(loader)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"batch_size": None}, {"batch_size": 4, "drop_last": True}])
+def test_a_dataset_without_a_length_fails_at_the_first_batch(loader_class: Any, arguments: dict[str, Any]) -> None:
+    """With batches, after the draw of the seed: what the loop draws later is the same."""
+
+    def found(loader_class: Any) -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        iterators: list[Any] = []
+
+        def begin() -> None:
+            iterators.append(iter(loader_class(Dataset(), **arguments)))
+            next(iterators[0])
+
+        with pytest.raises(TypeError) as raised:
+            begin()
+        return str(raised.value), len(iterators), torch.randint(1 << 40, (1,)).item()
+
+    assert found(loader_class) == found(torch.utils.data.DataLoader)

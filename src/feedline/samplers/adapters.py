@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -267,7 +268,8 @@ def as_index_sampler(
     ):
         return sampler
     if is_torchs(sampler, SequentialSampler) and not batches:
-        return Sequential(len(sampler))
+        with suppress(Exception):  # a dataset without a length: as in torch, the first batch raises its error
+            return Sequential(len(sampler))
     if isinstance(sampler, DistributedSampler) and _is_unchanged(sampler) and not batches:
         return TorchDistributed(sampler)
     return MaterializedSampler(sampler, batches)
