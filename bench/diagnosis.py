@@ -112,7 +112,7 @@ def write(outcomes: list[Outcome], folder: Path = RESULTS) -> None:
 def examine(pipeline: Pipeline, rounds: int) -> Outcome:
     """Verdict on a loop, and the gain of its first remedy in interleaved rounds."""
     seconds, verdict, model = run(pipeline, {})
-    first = first_remedy(verdict, model)
+    first = first_remedy(verdict)
     befores, afters, preempted = [seconds], list[float](), [model.measured.preempted_share]
     gains = [Gain(first.gain, first.low, first.high)]
     for turn in range(rounds):
@@ -135,10 +135,10 @@ def examine(pipeline: Pipeline, rounds: int) -> Outcome:
 FREE = "data for free"
 
 
-def first_remedy(verdict: Verdict, model: Model) -> Advice:
+def first_remedy(verdict: Verdict) -> Advice:
     """The first advice that this machine can take: it cannot get other CPUs."""
     possible = [advice for advice in verdict.advice if "CPUs without other programs" not in advice.text]
-    gain = verdict.free_gain * model.without_startup()  # free data needs no workers
+    gain = verdict.free_gain
     return possible[0] if possible else Advice(FREE, {}, gain, gain, gain)
 
 

@@ -71,6 +71,7 @@ def test_the_limit_is_named_with_its_remedy_and_all_waiting_is_explained(name: s
     assert verdict.explained_share >= 0.9 or stage == "step"
     assert (stage == "step") == (verdict.free_gain < 1.11)
     assert verdict.headline.startswith("The loop waits for data ")
+    assert all(advice.gain <= 1.01 * verdict.free_gain for advice in verdict.advice if advice.arguments), str(verdict)
 
 
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)  # replays make shrinking slow
@@ -310,6 +311,8 @@ def test_start_up_counts_by_the_length_of_the_epoch() -> None:
     assert short.limiting_stage == "startup"
     assert short.advice[0].arguments == {"persistent_workers": True}
     assert short.advice[0].basis == "measured"
+    assert short.free_gain >= short.advice[0].gain
+    assert " at the start of an epoch" in short.headline
     assert long.limiting_stage != "startup"
     kept = diagnose(run.stats, BASE.context(epoch_batches=100, persistent_workers=True), run.recent)
     assert kept.limiting_stage != "startup"

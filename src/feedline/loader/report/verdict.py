@@ -99,7 +99,7 @@ class Verdict:
     period_s: float = 0.0
     """Seconds from batch to batch."""
     free_gain: float = 1.0
-    """Speed of the loop if data were free, as a multiple of today's."""
+    """Speed of the loop if data were free, as a multiple of today's; free data needs no start of workers."""
     data_gain: float = 1.0
     """Speed of the data alone, as a multiple of the loop's."""
     explained_share: float = 1.0
@@ -194,7 +194,7 @@ def diagnose(
         advise(model, stats),
         (*incidents(stats, context), _basis(model, stats)),
         model.now_s,
-        model.free_gain,
+        _headroom(model),
         model.data_gain,
         model.explained_share,
         model=model,
@@ -227,8 +227,7 @@ def limiting_stage(model: Model, stats: Stats) -> str:
     gains = {**model.removal_gains, "overhead": model.gain(model.removal("latency"))}
     if copies_of(stats, model).gain(0.0) >= max(_COPY_GAIN, *gains.values()):
         return "copy"
-    startup = 1.0 if model.context.persistent_workers else model.without_startup()
-    if startup >= max(_LIMIT_GAIN, *gains.values()):
+    if _startup_gain(model) >= max(_LIMIT_GAIN, *gains.values()):
         return "startup"
     if model.free_gain < _LIMIT_GAIN:
         return "step"
@@ -276,15 +275,26 @@ def _after_one_batch(stats: Stats, context: Context) -> Verdict:
     )
 
 
+def _headroom(model: Model) -> float:
+    """Gain of free data over whole epochs."""
+    return model.free_gain * _startup_gain(model)
+
+
+def _startup_gain(model: Model) -> float:
+    """Gain of epochs that begin at once."""
+    return 1.0 if model.context.persistent_workers else model.without_startup()
+
+
 def _headline(model: Model, stats: Stats, stage: str) -> str:
     measured = model.measured
+    begins = f", and {seconds(model.startup_s)} at the start of an epoch" if _startup_gain(model) >= _LIMIT_GAIN else ""
     waits = (
         f"The loop waits for data {share(stats.wait_share)} of the time: {seconds(measured.step_s)} of step and "
-        f"{seconds(measured.wait_s)} of waiting per batch."
+        f"{seconds(measured.wait_s)} of waiting per batch{begins}."
     )
     if stage == "copy" and copies_of(stats, model).exposed_s:
         return f"{waits} Its steps wait for copies to the device."
-    free = f"with free data it would be {layout.number(model.free_gain)} × as fast"
+    free = f"with free data it would be {layout.number(_headroom(model))} × as fast"
     if stage == "step":
         return f"{waits} The step limits it: {free}, and the data alone is {layout.number(model.data_gain)} × as fast."
     return f"{waits} {free.capitalize()}."
