@@ -178,6 +178,50 @@ def test_files_that_cannot_be_parsed_are_listed_and_the_rest_is_read(tmp_path: P
         command.run(["nowhere"])
 
 
+UNREADABLE = {
+    "syntax.py": (b"def f(:", "invalid syntax in line 1"),
+    "bytes.py": (b"\xff\xfe", "invalid or missing encoding declaration"),
+    "broken.ipynb": (b"{", "Expecting property name"),
+    "latin.py": (b"x = '\xe9'  # Dataset", "invalid or missing encoding declaration"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_named_file_that_cannot_be_read_is_listed_and_fails_the_command(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    content, reason = UNREADABLE[name]
+    file.write_bytes(content)
+    result = CliRunner().invoke(app, ["lint", str(file)])
+    assert result.exit_code == 1
+    line, end = result.stdout.splitlines()
+    assert line.startswith(f"{file} cannot be read: {reason}")
+    assert end == "1 file: 1 not read."
+    listed = json.loads(CliRunner().invoke(app, ["lint", str(file), "--json"]).stdout)["unreadable"]
+    assert [entry["path"] for entry in listed] == [str(file)]
+
+
+def test_a_file_in_its_declared_encoding_is_read(tmp_path: Path) -> None:
+    text = f"# coding: latin-1\n{HEAD}name = 'é'\nsampler = DistributedSampler(data)\n"
+    (tmp_path / "a.py").write_text(text, encoding="latin-1")
+    survey = command.run([str(tmp_path / "a.py")])
+    assert (survey.unreadable, {hit.code for hit in survey.hits}) == ([], {"missing-set-epoch"})
+
+
+ARTICLES = {
+    "zipfile.ZipFile(p)": "an archive",
+    "h5py.File(p)": "an HDF5 file",
+    "lmdb.open(p)": "an LMDB environment",
+    "open(p)": "a file",
+    "os.open(p, 0)": "a file descriptor",
+}
+
+
+@pytest.mark.parametrize("call", ARTICLES)
+def test_a_handle_is_named_with_its_article(tmp_path: Path, call: str) -> None:
+    found = hits(tmp_path, f"{HEAD}class A(Dataset):\n def __init__(self, p):\n  self.x = {call}\n")
+    assert [hit.text.partition(" in ")[0] for hit in found] == [f"A opens {ARTICLES[call]}"]
+
+
 ODD = {
     "sorted without arguments": "class A(Dataset):\n def __init__(self):\n  self.x = sorted(sorted())",
     "bases in a circle": "class A(B): pass\nclass B(A): pass\nclass B(B): pass",

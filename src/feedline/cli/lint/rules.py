@@ -40,11 +40,11 @@ LOADERS = (
 
 
 HANDLES = {
-    "open": "file", "io.open": "file", "h5py.File": "HDF5 file", "lmdb.open": "LMDB environment",
-    "sqlite3.connect": "connection", "psycopg.connect": "connection", "psycopg2.connect": "connection",
-    "pymysql.connect": "connection", "redis.Redis": "connection", "boto3.client": "client", "boto3.resource": "client",
-    "zipfile.ZipFile": "archive", "tarfile.open": "archive", "tables.open_file": "HDF5 file",
-    "zarr.ZipStore": "archive",
+    "open": "a file", "io.open": "a file", "os.open": "a file descriptor", "h5py.File": "an HDF5 file",
+    "tables.open_file": "an HDF5 file", "lmdb.open": "an LMDB environment", "sqlite3.connect": "a connection",
+    "psycopg.connect": "a connection", "psycopg2.connect": "a connection", "pymysql.connect": "a connection",
+    "redis.Redis": "a connection", "boto3.client": "a client", "boto3.resource": "a client",
+    "zipfile.ZipFile": "an archive", "tarfile.open": "an archive", "zarr.ZipStore": "an archive",
 }  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def handle_in_init(source: SourceFile) -> Iterator[Violation]:
                 else None
             )
             if kind:
-                text = f"{definition.name} opens a {kind} in __init__: forked workers share it, spawned ones lack it"
+                text = f"{definition.name} opens {kind} in __init__: forked workers share it, spawned ones lack it"
                 yield Violation(assignment, text, "open it in the first __getitem__ of each process")
 
 
