@@ -48,7 +48,7 @@ class LintSurvey(NamedTuple):
 
     @property
     def is_clean(self) -> bool:
-        """True if all files were read and no hit is BAD; notes and simplifications do not count."""
+        """True if every file was read, and no hit is BAD."""
         return not self.unreadable and all(hit.severity is not Severity.BAD for hit in self.hits)
 
     def summary(self) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class SourceFile:
     def inherits(self, definition: ast.ClassDef, *bases: str) -> bool:
         """True if a class derives from one of these bases.
 
-        Base classes defined in this file are followed.
+        A base that ends with a dot stands for all classes of a module. Base classes defined in this file are followed.
         """
         names, seen = self._bases_of(definition), {id(definition)}
         for name in names:  # grows
@@ -119,7 +119,8 @@ class SourceFile:
             if inner is not None and name not in bases:
                 seen.add(id(inner))
                 names += self._bases_of(inner)
-        return any(name in bases for name in names)
+        modules = tuple(base for base in bases if base.endswith("."))
+        return any(name in bases or name.startswith(modules) for name in names)
 
     def _bases_of(self, definition: ast.ClassDef) -> list[str]:
         plain = (base.value if isinstance(base, ast.Subscript) else base for base in definition.bases)  # Dataset[int]
