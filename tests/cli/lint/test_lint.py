@@ -60,6 +60,10 @@ CASES = {
         "class A(D.Dataset):\n def __getitem__(self, i):\n  return self.x[i].to('cuda')",
         "class A(D.Dataset):\n def __getitem__(self, i):\n  return self.x[i].to(torch.float32)",
     ),
+    "device-in-init": (
+        "class A(Dataset):\n def __init__(self, x):\n  self.x = torch.tensor(x).cuda()",
+        "class A(Dataset):\n def __init__(self, x):\n  self.x = torch.tensor(x).cuda()\nDataLoader(data)",
+    ),
     "swallowed-error": (f"{TRY}return self[i + 1]", f"{TRY}raise ValueError(i) from e"),
     "loader-per-epoch": (
         "for epoch in range(3):\n loader = DataLoader(data, num_workers=n)",
@@ -83,6 +87,28 @@ CASES = {
     "no-workers": (
         "DataLoader(data, 32, True)",
         "DataLoader(data, 32, True, **options)\nDataLoader(data, 32)\nDataLoader(data, shuffle=True, num_workers=n)",
+    ),
+    "conflicting-arguments": (
+        "DataLoader(data, shuffle=True, sampler=D.RandomSampler(data))",
+        (
+            "DataLoader(data, shuffle=False, sampler=f(data))\nDataLoader(data, shuffle=True, sampler=None)\n"
+            "DataLoader(data, num_workers=4, prefetch_factor=4)\nDataLoader(data, num_workers=n, prefetch_factor=4)\n"
+            "DataLoader(data, num_workers=0, prefetch_factor=None, persistent_workers=False)"
+        ),
+    ),
+    "undivided-ranks": (
+        "model = torch.nn.parallel.DistributedDataParallel(model)\nDataLoader(data, shuffle=True)",
+        (
+            "model = torch.nn.parallel.DistributedDataParallel(model)\nDataLoader(val)\n"
+            "DataLoader(Photos(rank=rank), shuffle=True)\nDataLoader(data, sampler=Sampler(data))"
+        ),
+    ),
+    "unguarded-spawn": (
+        "loader = DataLoader(data, num_workers=2, multiprocessing_context='spawn')\nfor x in loader: pass",
+        (
+            "loader = DataLoader(data, num_workers=2, multiprocessing_context='spawn')\n"
+            "if __name__ == '__main__':\n for x in loader: pass"
+        ),
     ),
     "workers-restart": (
         "DataLoader(data, num_workers=4)",
@@ -118,6 +144,127 @@ def hits(folder: Path, text: str) -> list[Hit]:
     file = folder / "train.py"
     file.write_text(text)
     return command.run([str(file)]).hits
+
+
+SAMPLE = "class A(Dataset):\n def __getitem__(self, i):\n  "
+
+
+INIT = "class A(Dataset):\n def __init__(self, root):\n  "
+
+
+SPAWN = "def main():\n train(DataLoader(data, num_workers=2, multiprocessing_context=mp.get_context('spawn')))\n"
+
+
+DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\nmodel = DDP(model)\n"
+
+
+FORMS = {
+    "a list that a loop fills": (
+        "list-of-objects",
+        f"{INIT}self.items = []\n  for path in root.iterdir():\n   self.items.append((path, 1))",
+        f"{INIT}self.items = []\n  for path in ('a', 'b', 'c'):\n   self.items.append((path, 1))",
+    ),
+    "a list that becomes an attribute": (
+        "list-of-objects",
+        f"{INIT}items = []\n  for path in root.iterdir():\n   items.append(path)\n  self.items = items",
+        f"{INIT}items = []\n  for path in root.iterdir():\n   items.append(path)\n  self.items = np.array(items)",
+    ),
+    "a list that is replaced by an array": (
+        "list-of-objects",
+        f"{INIT}self.x = list()\n  for i in range(len(root)):\n   self.x.append(f(i))",
+        f"{INIT}self.x = []\n  for i in range(len(root)):\n   self.x.append(f(i))\n  self.x = np.array(self.x)",
+    ),
+    "a list of a short range": (
+        "list-of-objects",
+        f"{INIT}self.x = []\n  for i in range(100_000):\n   self.x.append(f(i))",
+        f"{INIT}self.x = []\n  for i in range(3):\n   self.x.append(f(i))",
+    ),
+    "a list of the arguments": (
+        "list-of-objects",
+        f"{INIT}self.x = []\n  for part in root:\n   self.x.append(f(part))",
+        "class A(Dataset):\n def __init__(self, *parts):\n  self.x = []\n  for part in parts: self.x.append(f(part))",
+    ),
+    "a tensor made on the device": (
+        "device-in-getitem",
+        f"{SAMPLE}return torch.zeros(3, device='cuda')",
+        f"{SAMPLE}return torch.zeros(3, device=self.x.device)\nfor x in loader: y = torch.zeros(3, device='cuda')",
+    ),
+    "a dataset of torchvision": (
+        "device-in-getitem",
+        "from torchvision import datasets\nclass A(datasets.MNIST):\n def __getitem__(self, i): return f(i).cuda()",
+        "from torchvision.models import VGG\nclass A(VGG):\n def __getitem__(self, i): return f(i).cuda()",
+    ),
+    "a method of the dataset": (
+        "device-in-getitem",
+        f"{SAMPLE}return self.load(i)\n def load(self, i): return self.x[i].cuda()",
+        f"{SAMPLE}return self.x[i]\n def on_device(self, i): return self.x[i].cuda()",
+    ),
+    "a function that makes samples": (
+        "device-in-getitem",
+        f"def load(x): return x.cuda()\n{SAMPLE}return load(i)",
+        f"def load(x): return x.cuda()\n{SAMPLE}return i",
+    ),
+    "a collate function": (
+        "device-in-getitem",
+        "def stack(b): return torch.stack(b).cuda()\nDataLoader(data, collate_fn=stack, num_workers=4)",
+        "def stack(b): return torch.stack(b).cuda()\nDataLoader(data, collate_fn=stack)",
+    ),
+    "a tensor of a dataset on the device": (
+        "device-in-init",
+        f"{INIT}self.x = torch.zeros(9, device='cuda')\nDataLoader(A('.'), num_workers=4)",
+        f"{INIT}self.x = torch.zeros(9, device='cpu')\nDataLoader(A('.'), num_workers=4)",
+    ),
+    "a generator of the class": (
+        "generator-in-init",
+        "class A(Dataset):\n rng = np.random.default_rng(0)\n def __getitem__(self, i): return self.rng.random()",
+        "class A(Dataset):\n rng = np.random.default_rng(0)\n def __init__(self, x): self.x = self.rng.permutation(x)",
+    ),
+    "a generator of the module": (
+        "generator-in-init",
+        f"rng = np.random.default_rng(0)\n{SAMPLE}return rng.random()",
+        f"rng = np.random.default_rng(0)\n{SAMPLE}rng = np.random.default_rng(i)\n  return rng.random()",
+    ),
+    "a handle of the module": (
+        "handle-in-init",
+        f"X = h5py.File('x.h5')\n{SAMPLE}return X['x'][i]",
+        f"X = h5py.File('x.h5')\nsize = len(X['x'])\n{SAMPLE}return i",
+    ),
+    "a file descriptor": (
+        "handle-in-init",
+        f"import os\n{INIT}self.fd = os.open(root, os.O_RDONLY)",
+        f"import os\n{INIT}fd = os.open(root, os.O_RDONLY)\n  self.size = os.fstat(fd).st_size\n  os.close(fd)",
+    ),
+    "a sampler in a variable": (
+        "conflicting-arguments",
+        "order = D.RandomSampler(data)\nDataLoader(data, shuffle=True, sampler=order)",
+        "order = None\nDataLoader(data, shuffle=True, sampler=order)",
+    ),
+    "prefetching without workers": (
+        "conflicting-arguments",
+        "DataLoader(data, num_workers=0, prefetch_factor=4)",
+        "DataLoader(data, prefetch_factor=4, **options)",
+    ),
+    "persistent workers without workers": (
+        "conflicting-arguments",
+        "DataLoader(data, persistent_workers=True)",
+        "DataLoader(data, num_workers='auto', persistent_workers=True)",
+    ),
+    "a call that starts the loop": ("unguarded-spawn", f"{SPAWN}main()", f"{SPAWN}if '__main__' == __name__:\n main()"),
+    "a module that others import": ("unguarded-spawn", f"{SPAWN}main()", SPAWN),
+    "parallel training by another name": (
+        "undivided-ranks",
+        f"{DDP}DataLoader(data, shuffle=True)",
+        f"{DDP}DataLoader(data, shuffle=True, seed=0, distributed='auto')",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_rule_finds_other_forms_of_its_mistake_and_nothing_else(tmp_path: Path, form: str) -> None:
+    code, wrong, right = FORMS[form]
+    head = HEAD.replace(", DistributedSampler", "")
+    assert [hit.code for hit in hits(tmp_path, head + wrong)].count(code) == 1
+    assert code not in {hit.code for hit in hits(tmp_path, head + right)}
 
 
 def test_every_rule_has_a_case() -> None:
@@ -176,6 +323,50 @@ def test_files_that_cannot_be_parsed_are_listed_and_the_rest_is_read(tmp_path: P
     assert [hit.code for hit in survey.hits] == ["torch-import"]
     with pytest.raises(ArgumentError, match="there is no file or folder nowhere"):
         command.run(["nowhere"])
+
+
+UNREADABLE = {
+    "syntax.py": (b"def f(:", "invalid syntax in line 1"),
+    "bytes.py": (b"\xff\xfe", "invalid or missing encoding declaration"),
+    "broken.ipynb": (b"{", "Expecting property name"),
+    "latin.py": (b"x = '\xe9'  # Dataset", "invalid or missing encoding declaration"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_named_file_that_cannot_be_read_is_listed_and_fails_the_command(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    content, reason = UNREADABLE[name]
+    file.write_bytes(content)
+    result = CliRunner().invoke(app, ["lint", str(file)])
+    assert result.exit_code == 1
+    line, end = result.stdout.splitlines()
+    assert line.startswith(f"{file} cannot be read: {reason}")
+    assert end == "1 file: 1 not read."
+    listed = json.loads(CliRunner().invoke(app, ["lint", str(file), "--json"]).stdout)["unreadable"]
+    assert [entry["path"] for entry in listed] == [str(file)]
+
+
+def test_a_file_in_its_declared_encoding_is_read(tmp_path: Path) -> None:
+    text = f"# coding: latin-1\n{HEAD}name = 'é'\nsampler = DistributedSampler(data)\n"
+    (tmp_path / "a.py").write_text(text, encoding="latin-1")
+    survey = command.run([str(tmp_path / "a.py")])
+    assert (survey.unreadable, {hit.code for hit in survey.hits}) == ([], {"missing-set-epoch"})
+
+
+ARTICLES = {
+    "zipfile.ZipFile(p)": "an archive",
+    "h5py.File(p)": "an HDF5 file",
+    "lmdb.open(p)": "an LMDB environment",
+    "open(p)": "a file",
+    "os.open(p, 0)": "a file descriptor",
+}
+
+
+@pytest.mark.parametrize("call", ARTICLES)
+def test_a_handle_is_named_with_its_article(tmp_path: Path, call: str) -> None:
+    found = hits(tmp_path, f"{HEAD}class A(Dataset):\n def __init__(self, p):\n  self.x = {call}\n")
+    assert [hit.text.partition(" in ")[0] for hit in found] == [f"A opens {ARTICLES[call]}"]
 
 
 ODD = {

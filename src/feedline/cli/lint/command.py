@@ -48,8 +48,8 @@ class LintSurvey(NamedTuple):
 
     @property
     def is_clean(self) -> bool:
-        """True if no hit is BAD; notes and simplifications do not count."""
-        return all(hit.severity is not Severity.BAD for hit in self.hits)
+        """True if every file was read, and no hit is BAD."""
+        return not self.unreadable and all(hit.severity is not Severity.BAD for hit in self.hits)
 
     def summary(self) -> dict[str, Any]:
         """The survey as a JSON object."""
@@ -68,11 +68,12 @@ def run(paths: Iterable[str]) -> LintSurvey:
     files, hits, unreadable = 0, list[Hit](), list[UnreadableFile]()
     found = set[tuple[Path, str]]()
     for path in paths:
-        if not Path(path).exists():
+        root = Path(path)
+        if not root.exists():
             raise ArgumentError(f"there is no file or folder {path}")
-        for file in python_files(Path(path)):
+        for file in python_files(root):
             files += 1
-            parsed = parse(file)
+            parsed = parse(file, is_named=file == root)
             if isinstance(parsed, UnreadableFile):
                 unreadable.append(parsed)
                 continue
@@ -126,16 +127,17 @@ def show(survey: LintSurvey, console: Console) -> None:
             # Wrapped already, except for long places, which stay whole.
             console.print(render([finding], console.width, marks, names_first=True), end="", soft_wrap=True)
     for file in survey.unreadable:
-        console.print(f"{file.path} cannot be read: {file.reason}", markup=False, highlight=False)
+        console.print(f"{file.path} cannot be read: {file.reason}", markup=False, soft_wrap=True)
     console.print(_closing_line(survey), style="bold")
 
 
 def _closing_line(survey: LintSurvey) -> str:
     counts = Counter(hit.severity for hit in survey.hits)
     files = f"{survey.files:,} file{'' if survey.files == 1 else 's'}"
-    if not survey.hits:
+    if not survey.hits and not survey.unreadable:
         return f"{files}: nothing to change."
     parts = [
+        f"{len(survey.unreadable):,} not read" if survey.unreadable else "",
         f"{counts[Severity.BAD]} to mend" if counts[Severity.BAD] else "",
         f"{counts[Severity.NOTE]} worth a look" if counts[Severity.NOTE] else "",
         f"{counts[Severity.GOOD]} that feedline simplifies" if counts[Severity.GOOD] else "",
@@ -153,7 +155,7 @@ def command(
 
     No code is executed. The comment `# feedline: ignore[code]` switches a rule off for its line.
 
-    Exit code 1 if there is a mistake.
+    Exit code 1 if there is a mistake, or a file that cannot be read.
     """
     survey = run(paths)
     if as_json:

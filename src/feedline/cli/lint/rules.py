@@ -14,9 +14,11 @@ from feedline.cli.doctor.findings import Severity
 from feedline.cli.lint.source import SourceFile
 from feedline.cli.lint.syntax import (
     STREAMS,
+    appends_objects,
     argument_of,
     constant_of,
     dataset_classes,
+    functions_of_samples,
     has_star,
     init_functions,
     is_broad,
@@ -28,9 +30,13 @@ from feedline.cli.lint.syntax import (
     moves_to_device,
     nodes_between,
     own_assignments,
+    passed_functions,
     raises,
     returns,
     serves_only,
+    shared_by_samples,
+    targets_of,
+    values_of,
 )
 
 LOADERS = (
@@ -40,11 +46,11 @@ LOADERS = (
 
 
 HANDLES = {
-    "open": "file", "io.open": "file", "h5py.File": "HDF5 file", "lmdb.open": "LMDB environment",
-    "sqlite3.connect": "connection", "psycopg.connect": "connection", "psycopg2.connect": "connection",
-    "pymysql.connect": "connection", "redis.Redis": "connection", "boto3.client": "client", "boto3.resource": "client",
-    "zipfile.ZipFile": "archive", "tarfile.open": "archive", "tables.open_file": "HDF5 file",
-    "zarr.ZipStore": "archive",
+    "open": "a file", "io.open": "a file", "os.open": "a file descriptor", "h5py.File": "an HDF5 file",
+    "tables.open_file": "an HDF5 file", "lmdb.open": "an LMDB environment", "sqlite3.connect": "a connection",
+    "psycopg.connect": "a connection", "psycopg2.connect": "a connection", "pymysql.connect": "a connection",
+    "redis.Redis": "a connection", "boto3.client": "a client", "boto3.resource": "a client",
+    "zipfile.ZipFile": "an archive", "tarfile.open": "an archive", "zarr.ZipStore": "an archive",
 }  # fmt: skip
 
 
@@ -111,27 +117,30 @@ def missing_set_epoch(source: SourceFile) -> Iterator[Violation]:
 
 
 def handle_in_init(source: SourceFile) -> Iterator[Violation]:
-    """Files and connections opened in a dataset's constructor."""
+    """Files and connections that workers inherit from the training process."""
+    remedy = "open it in the first __getitem__ of each process"
     for definition in dataset_classes(source):
         for assignment in own_assignments(method_of(definition, "__init__")):
-            kind = (
-                HANDLES.get(source.qualified_name(assignment.value.func))
-                if isinstance(assignment.value, ast.Call)
-                else None
-            )
-            if kind:
-                text = f"{definition.name} opens a {kind} in __init__: forked workers share it, spawned ones lack it"
-                yield Violation(assignment, text, "open it in the first __getitem__ of each process")
+            if kind := HANDLES.get(_name_called(source, assignment.value)):
+                text = f"{definition.name} opens {kind} in __init__: forked workers share it, spawned ones lack it"
+                yield Violation(assignment, text, remedy)
+        for assignment in shared_by_samples(source, definition):
+            if kind := HANDLES.get(_name_called(source, assignment.value)):
+                text = f"{definition.name} reads {kind} that the import opens: forked workers share it"
+                yield Violation(assignment, text, remedy)
+
+
+def _name_called(source: SourceFile, value: ast.expr | None) -> str:
+    """Qualified name of a called function; empty for other values."""
+    return source.qualified_name(value.func) if isinstance(value, ast.Call) else ""
 
 
 def generator_in_init(source: SourceFile) -> Iterator[Violation]:
-    """Random generators that a constructor makes for samples: every worker copies them."""
+    """Random generators kept for samples: every worker copies them."""
     for definition in dataset_classes(source):
         constructor = method_of(definition, "__init__")
-        for assignment in own_assignments(constructor):
-            is_generator = (
-                isinstance(assignment.value, ast.Call) and source.qualified_name(assignment.value.func) in GENERATORS
-            )
+        for assignment in (*own_assignments(constructor), *shared_by_samples(source, definition)):
+            is_generator = _name_called(source, assignment.value) in GENERATORS
             if is_generator and not serves_only(source, constructor, assignment):
                 text = f"{definition.name} keeps a random generator: its copies in the workers draw the same numbers"
                 yield Violation(
@@ -154,9 +163,13 @@ def list_of_objects(source: SourceFile) -> Iterator[Violation]:
     """Long lists of Python objects, whose pages forked workers copy."""
     for definition in dataset_classes(source):
         seen = set[str]()
-        for assignment in own_assignments(method_of(definition, "__init__")):
-            attribute = source.code(assignment.targets[0] if isinstance(assignment, ast.Assign) else assignment.target)
-            if attribute not in seen and attribute not in _FEW and makes_objects(source, assignment.value):
+        constructor = method_of(definition, "__init__")
+        for assignment in own_assignments(constructor):
+            attribute = source.code(targets_of(assignment)[0])
+            if attribute in seen or attribute in _FEW:
+                continue
+            is_filled = constructor is not None and appends_objects(source, constructor, assignment)
+            if is_filled or makes_objects(source, assignment.value):
                 seen.add(attribute)
                 text = (
                     f"{definition.name} keeps Python objects: each worker copies their pages when it counts references"
@@ -169,13 +182,42 @@ _FEW = ("self.datasets", "self.transforms")
 
 
 def device_in_getitem(source: SourceFile) -> Iterator[Violation]:
-    """Tensors moved to a device sample by sample."""
+    """Tensors moved to a device by datasets and collate functions."""
+    remedy = 'return CPU tensors, and pass device="cuda" to the loader'
+    seen = set[ast.AST]()
     for definition in dataset_classes(source):
-        for function in filter(None, (method_of(definition, "__getitem__"), method_of(definition, "__iter__"))):
+        for function in functions_of_samples(source, definition):
             for _, call in source.calls(function):
-                if moves_to_device(source, call):
+                if call not in seen and moves_to_device(source, call):
+                    seen.add(call)
                     text = f"{definition.name} moves single samples to the device: one copy and one context per worker"
-                    yield Violation(call, text, 'return CPU tensors, and pass device="cuda" to the loader')
+                    yield Violation(call, text, remedy)
+    with_workers = [call for name, call in source.calls() if name in LOADERS and not _has_no_workers(call)]
+    for function in passed_functions(source, "collate_fn", with_workers):
+        for _, call in source.calls(function):
+            if call not in seen and moves_to_device(source, call):
+                text = f"{function.name} moves batches to the device: one context per worker, and forked ones fail"
+                yield Violation(call, text, remedy)
+
+
+def _has_no_workers(call: ast.Call) -> bool:
+    """True if a loader certainly has no workers."""
+    workers = argument_of(call, "num_workers", 5)
+    return not has_star(call) and (workers is None or constant_of(workers) == 0)
+
+
+def device_in_init(source: SourceFile) -> Iterator[Violation]:
+    """Tensors that a dataset keeps on a device."""
+    loaders = [call for name, call in source.calls() if name in LOADERS]
+    if loaders and all(_has_no_workers(call) for call in loaders):
+        return  # a good place for small data
+    for definition in dataset_classes(source):
+        constructor = method_of(definition, "__init__")
+        for assignment in own_assignments(constructor):
+            if any(moves_to_device(source, call) for _, call in source.calls(assignment)):
+                text = f"{definition.name} keeps tensors on the device: forked workers cannot use them"
+                remedy = 'keep CPU tensors, and pass device="cuda" to the loader; or use num_workers=0'
+                yield Violation(assignment, text, remedy)
 
 
 def swallowed_error(source: SourceFile) -> Iterator[Violation]:
@@ -233,6 +275,73 @@ def no_workers(source: SourceFile) -> Iterator[Violation]:
         if is_training and (workers is None or constant_of(workers) == 0):
             text = "num_workers=0: the training process builds each batch itself"
             yield Violation(call, text, 'num_workers="auto", or a number that feedline bench measures')
+
+
+def conflicting_arguments(source: SourceFile) -> Iterator[Violation]:
+    """Arguments that loaders refuse together."""
+    for name, call in source.calls():
+        if name not in LOADERS or has_star(call):
+            continue
+        if is_true(argument_of(call, "shuffle", 2)) and _is_object(source, argument_of(call, "sampler", 3)):
+            text = "shuffle=True and sampler= exclude each other: the loader raises ValueError"
+            yield Violation(call, text, "remove shuffle=True: the sampler decides on the order")
+        for argument in ("prefetch_factor", "persistent_workers"):
+            if _has_no_workers(call) and constant_of(argument_of(call, argument)):
+                text = f"{argument} without workers: the loader raises ValueError"
+                yield Violation(call, text, f"set num_workers, or remove {argument}")
+
+
+def _is_object(source: SourceFile, value: ast.expr | None) -> bool:
+    """True for calls, and for names to which only calls are assigned."""
+    if not isinstance(value, ast.Name):
+        return isinstance(value, ast.Call)
+    assigned = values_of(source, value.id)
+    return bool(assigned) and all(isinstance(each, ast.Call) for each in assigned)
+
+
+def undivided_ranks(source: SourceFile) -> Iterator[Violation]:
+    """Shuffled loaders next to DistributedDataParallel that no rank divides."""
+    names = {name.rpartition(".")[2] for name, _ in source.calls()}
+    if not names & {"DistributedDataParallel", "fully_shard"} or names & {"prepare", "setup_dataloaders"}:
+        return  # Accelerate and Fabric add a sampler
+    if any("Distributed" in name and name.endswith("Sampler") for name in names) or "distributed=" in source.text:
+        return
+    for name, call in source.calls():
+        dataset = argument_of(call, "dataset", 0)
+        is_shuffled = name in LOADERS and is_true(argument_of(call, "shuffle", 2)) and not has_star(call)
+        if is_shuffled and dataset is not None:
+            sources = [dataset, *(values_of(source, dataset.id) if isinstance(dataset, ast.Name) else ())]
+            if not any(re.search("rank|world_size|shard", source.code(each)) for each in sources):
+                text = "each rank reads all samples: the loader knows nothing of DistributedDataParallel"
+                remedy = 'feedline.DataLoader(shuffle=True, seed=0, distributed="auto"), or a DistributedSampler'
+                yield Violation(call, text, remedy)
+
+
+def unguarded_spawn(source: SourceFile) -> Iterator[Violation]:
+    """Scripts that spawned workers would run again."""
+    if source.cell is not None or "__main__" in source.text:
+        return
+    spawns = any(
+        name in LOADERS
+        and (context := argument_of(call, "multiprocessing_context")) is not None
+        and re.search("'(spawn|forkserver)'", source.code(context))
+        for name, call in source.calls()
+    )
+    statement = next(_iterations_of_script(source), None) if spawns else None
+    if statement is not None:
+        text = "spawned workers import the script, and would start this loop again: they fail"
+        yield Violation(statement, text, 'put it below if __name__ == "__main__":')
+
+
+def _iterations_of_script(source: SourceFile) -> Iterator[ast.AST]:
+    """Loops and calls of own functions that an import runs."""
+    functions = {node.name for node in source.tree.body if isinstance(node, ast.FunctionDef)}
+    for node in source.nodes:
+        if any(isinstance(outer, (ast.FunctionDef, ast.Lambda, ast.ClassDef)) for outer in source.enclosing(node)):
+            continue
+        is_loop = isinstance(node, ast.For) and "load" in source.code(node.iter).lower()
+        if is_loop or (isinstance(node, ast.Expr) and _name_called(source, node.value) in functions):
+            yield node
 
 
 def workers_restart(source: SourceFile) -> Iterator[Violation]:
@@ -324,11 +433,15 @@ RULES: tuple[Rule, ...] = (
     Rule("constant-seed", Severity.BAD, seed_per_sample),
     Rule("duplicate-stream", Severity.BAD, duplicate_stream),
     Rule("device-in-getitem", Severity.BAD, device_in_getitem),
+    Rule("device-in-init", Severity.NOTE, device_in_init),
     Rule("swallowed-error", Severity.NOTE, swallowed_error),
     Rule("loader-per-epoch", Severity.NOTE, loader_per_epoch),
     Rule("first-batch-in-loop", Severity.BAD, first_batch_in_loop),
     Rule("list-of-objects", Severity.NOTE, list_of_objects),
     Rule("no-workers", Severity.NOTE, no_workers),
+    Rule("conflicting-arguments", Severity.BAD, conflicting_arguments),
+    Rule("undivided-ranks", Severity.BAD, undivided_ranks),
+    Rule("unguarded-spawn", Severity.BAD, unguarded_spawn),
     Rule("workers-restart", Severity.NOTE, workers_restart),
     Rule("pinned-tiny-batches", Severity.NOTE, pinned_tiny_batches),
     Rule("small-buffer", Severity.NOTE, small_buffer),

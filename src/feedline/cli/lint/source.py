@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import os
 import re
+import tokenize
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -109,7 +111,7 @@ class SourceFile:
     def inherits(self, definition: ast.ClassDef, *bases: str) -> bool:
         """True if a class derives from one of these bases.
 
-        Base classes defined in this file are followed.
+        A base that ends with a dot stands for all classes of a module. Base classes defined in this file are followed.
         """
         names, seen = self._bases_of(definition), {id(definition)}
         for name in names:  # grows
@@ -117,7 +119,8 @@ class SourceFile:
             if inner is not None and name not in bases:
                 seen.add(id(inner))
                 names += self._bases_of(inner)
-        return any(name in bases for name in names)
+        modules = tuple(base for base in bases if base.endswith("."))
+        return any(name in bases or name.startswith(modules) for name in names)
 
     def _bases_of(self, definition: ast.ClassDef) -> list[str]:
         plain = (base.value if isinstance(base, ast.Subscript) else base for base in definition.bases)  # Dataset[int]
@@ -174,19 +177,24 @@ def package_of(path: Path) -> Path:
     return package
 
 
-def parse(path: Path) -> list[SourceFile] | UnreadableFile:
+def parse(path: Path, is_named: bool = False) -> list[SourceFile] | UnreadableFile:
     """The file, or the code cells of a notebook.
 
-    A file to which no rule can apply is not parsed, and has an empty tree. Cells that are not Python are left out.
+    Unless the user named it, a file to which no rule can apply is not parsed, and has an empty tree. Cells that are not
+    Python are left out.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig", errors="replace")
-        if _SUBJECT.search(text) is None:
-            return [SourceFile(str(path), text, ast.Module([], []))]
+        content = path.read_bytes()
+        lossy = content.decode("utf-8-sig", errors="replace")
+        if not is_named and _SUBJECT.search(lossy) is None:
+            return [SourceFile(str(path), lossy, ast.Module([], []))]
         if path.suffix == ".ipynb":
-            return list(_cells(str(path), json.loads(text)))
-        return [_parse_text(str(path), text)]
-    except (OSError, SyntaxError, ValueError) as error:
+            return list(_cells(str(path), json.loads(content)))
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+        return [_parse_text(str(path), io.TextIOWrapper(io.BytesIO(content), encoding).read())]
+    except SyntaxError as error:
+        return UnreadableFile(str(path), error.msg if error.lineno is None else f"{error.msg} in line {error.lineno}")
+    except (OSError, ValueError) as error:
         return UnreadableFile(str(path), str(error))
     except (RecursionError, MemoryError):
         return UnreadableFile(str(path), TOO_DEEP)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from feedline.cli.lint.source import SourceFile
 
 DATASETS = ("torch.utils.data.Dataset", "torch.utils.data.dataset.Dataset", "Dataset")
+
+
+DATASET_MODULES = ("torchvision.datasets.", "torchaudio.datasets.", "torch_geometric.datasets.", "feedline.datasets.")
+"""Modules whose classes are datasets."""
 
 
 STREAMS = ("torch.utils.data.IterableDataset", "torch.utils.data.dataset.IterableDataset", "IterableDataset")
@@ -19,7 +23,9 @@ def dataset_classes(source: SourceFile) -> Iterator[ast.ClassDef]:
     for definition in source.classes:
         # Without the base class, any container has these methods: the name decides.
         has_samples = method_of(definition, "__getitem__") and method_of(definition, "__len__") and not definition.bases
-        if source.inherits(definition, *DATASETS, *STREAMS) or (has_samples and _NAMES.search(definition.name)):
+        if source.inherits(definition, *DATASETS, *STREAMS, *DATASET_MODULES) or (
+            has_samples and _NAMES.search(definition.name)
+        ):
             yield definition
 
 
@@ -37,16 +43,77 @@ def method_of(definition: ast.ClassDef, name: str) -> ast.FunctionDef | None:
 def own_assignments(method: ast.FunctionDef | None) -> Iterator[ast.Assign | ast.AnnAssign]:
     """Assignments to attributes of `self`."""
     for node in ast.walk(method) if method else ():
-        if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(isinstance(target, ast.Attribute) and is_self(target.value) for target in targets):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and any(
+            isinstance(target, ast.Attribute) and is_self(target.value) for target in targets_of(node)
+        ):
+            yield node
+
+
+def functions_of_samples(source: SourceFile, definition: ast.ClassDef) -> list[ast.FunctionDef]:
+    """Functions of this file that make the samples of a class.
+
+    `__getitem__`, `__iter__`, and the methods of the class and functions of the module that they call.
+    """
+    found = [method for name in ("__getitem__", "__iter__", "__getitems__") if (method := method_of(definition, name))]
+    functions = {node.name: node for node in source.tree.body if isinstance(node, ast.FunctionDef)}
+    for function in found:  # grows
+        for _, call in source.calls(function):
+            called = None
+            if isinstance(call.func, ast.Attribute) and is_self(call.func.value):
+                called = method_of(definition, call.func.attr)
+            elif isinstance(call.func, ast.Name):
+                called = functions.get(call.func.id)
+            if called is not None and called not in found:
+                found.append(called)
+    return found
+
+
+def shared_by_samples(source: SourceFile, definition: ast.ClassDef) -> Iterator[ast.Assign | ast.AnnAssign]:
+    """Calls assigned in module or class that samples read."""
+    functions = functions_of_samples(source, definition)
+    for body, in_class in ((source.tree.body, False), (definition.body, True)):
+        for node in body:
+            if (
+                isinstance(node, (ast.Assign, ast.AnnAssign))
+                and isinstance(node.value, ast.Call)
+                and any(_reads(function, target, in_class) for target in targets_of(node) for function in functions)
+            ):
                 yield node
+
+
+def _reads(function: ast.FunctionDef, target: ast.expr, in_class: bool) -> bool:
+    """True if a function reads an assigned name or attribute."""
+    if not isinstance(target, ast.Name):
+        return False
+    nodes = list(ast.walk(function))
+    if in_class:
+        return any(isinstance(node, ast.Attribute) and node.attr == target.id for node in nodes)
+    names = [node for node in nodes if isinstance(node, ast.Name) and node.id == target.id]
+    is_local = any(isinstance(node.ctx, ast.Store) for node in names) or any(
+        isinstance(node, ast.arg) and node.arg == target.id for node in nodes
+    )
+    return bool(names) and not is_local
+
+
+def targets_of(assignment: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    """The targets of an assignment."""
+    return assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
+
+
+def values_of(source: SourceFile, name: str) -> list[ast.expr]:
+    """Values that a file assigns to a variable."""
+    return [
+        node.value
+        for node in source.nodes
+        if isinstance(node, (ast.Assign, ast.AnnAssign))
+        and node.value is not None
+        and any(isinstance(target, ast.Name) and target.id == name for target in targets_of(node))
+    ]
 
 
 def serves_only(source: SourceFile, method: ast.FunctionDef | None, assignment: ast.Assign | ast.AnnAssign) -> bool:
     """True if only this method reads the assigned attribute of `self`."""
-    targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
-    names = {target.attr for target in targets if isinstance(target, ast.Attribute)}
+    names = {target.attr for target in targets_of(assignment) if isinstance(target, ast.Attribute)}
     reads = [
         node
         for node in source.nodes
@@ -60,15 +127,15 @@ def is_self(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id == "self"
 
 
+def passed_functions(source: SourceFile, argument: str, calls: Iterable[ast.Call]) -> list[ast.FunctionDef]:
+    """Functions of this file that calls pass as this argument."""
+    passed = {value.id for call in calls if isinstance(value := argument_of(call, argument), ast.Name)}
+    return [node for node in source.nodes if isinstance(node, ast.FunctionDef) and node.name in passed]
+
+
 def init_functions(source: SourceFile) -> list[ast.FunctionDef]:
     """Functions of this file that are passed as worker_init_fn."""
-    passed = {
-        keyword.value.id
-        for _, call in source.calls()
-        for keyword in call.keywords
-        if keyword.arg == "worker_init_fn" and isinstance(keyword.value, ast.Name)
-    }
-    return [node for node in source.nodes if isinstance(node, ast.FunctionDef) and node.name in passed]
+    return passed_functions(source, "worker_init_fn", (call for _, call in source.calls()))
 
 
 _OBJECT_SOURCES = ("json.load", "json.loads", "pickle.load", "sorted", "list", "os.listdir", "glob.glob")
@@ -105,12 +172,63 @@ def _is_short(source: SourceFile, value: ast.expr) -> bool:
     return is_empty or name == "set" or (inner is not None and name in ("list", "sorted") and _is_short(source, inner))
 
 
+def appends_objects(source: SourceFile, method: ast.FunctionDef, assignment: ast.Assign | ast.AnnAssign) -> bool:
+    """True if a loop of the method fills the assigned list.
+
+    `self.items = []` and `self.items = items` are followed. Loops over literals, `*args` and short ranges are excluded,
+    and lists that a later assignment replaces, such as by an array.
+    """
+    value = assignment.value
+    names = {source.code(target) for target in targets_of(assignment)}
+    if isinstance(value, ast.Name):
+        names.add(value.id)
+    stores = [
+        node
+        for node in ast.walk(method)
+        if isinstance(node, (ast.Assign, ast.AnnAssign))
+        and node is not (assignment if isinstance(value, ast.Name) else None)
+        and any(source.code(target) in names for target in targets_of(node))
+    ]
+    if not stores or not all(_is_empty_list(source, node.value) for node in stores):
+        return False
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr == "append"
+        and source.code(call.func.value) in names
+        and not any(isinstance(part, ast.Constant) for part in call.args)
+        and not all(_is_brief(loop, method.args.vararg) for loop in loops_around(source, call))
+        for _, call in source.calls(method)
+    )
+
+
+def _is_empty_list(source: SourceFile, value: ast.expr | None) -> bool:
+    if isinstance(value, ast.Call):
+        return source.qualified_name(value.func) == "list" and not value.args
+    return isinstance(value, ast.List) and not value.elts
+
+
+def _is_brief(loop: ast.For, star: ast.arg | None) -> bool:
+    """True for loops over literals, `*args`, and ranges of constants below 1,000."""
+    is_star = star is not None and isinstance(loop.iter, ast.Name) and loop.iter.id == star.arg
+    if is_star or isinstance(loop.iter, (ast.List, ast.Tuple, ast.Set)):
+        return True
+    if not isinstance(loop.iter, ast.Call) or not isinstance(loop.iter.func, ast.Name) or loop.iter.func.id != "range":
+        return False
+    ends = [constant_of(part) for part in loop.iter.args]
+    return all(isinstance(end, int) and end < 1000 for end in ends)
+
+
 def moves_to_device(source: SourceFile, call: ast.Call) -> bool:
-    """True for `.cuda(...)`, `.to(device)` and `.to("cuda")`."""
+    """True for `.cuda(...)`, `.to(device)`, `.to("cuda")`, and `torch.zeros(3, device="cuda")`."""
     if not isinstance(call.func, ast.Attribute):
         return False
     if call.func.attr == "cuda":
         return True
+    name = source.qualified_name(call.func)
+    if name.startswith("torch.") and name != "torch.device":
+        places = [place for place in (argument_of(call, "device"), argument_of(call, "map_location")) if place]
+        # Not x.device: on the CPU in a worker, as x is.
+        return any("cuda" in (code := source.code(place)) or code in ("device", "self.device") for place in places)
     words = [source.code(part) for part in (*call.args, *(keyword.value for keyword in call.keywords))]
     return call.func.attr == "to" and any("cuda" in word or word.endswith("device") for word in words)
 
