@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from time import monotonic
 
 import pytest
 from preloaded import Preloaded
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 
 from feedline.cli import target
 from feedline.cli.app import app
+from feedline.cli.doctor import budget
+from feedline.cli.doctor import loader as loader_checks
 from feedline.cli.target import TargetError
 from feedline.loader.dataloader import DataLoader
 
@@ -132,6 +135,76 @@ def test_a_library_that_crashes_on_a_sample_is_found_by_the_line_that_called_it(
     assert code == -signal.SIGSEGV, printed
     assert 'train.py", line' in printed
     assert "in __getitem__" in printed
+
+
+def test_the_machine_is_printed_before_the_script_of_the_loader_runs(tmp_path: Path, preloaded: Preloaded) -> None:
+    target = written(tmp_path, "import os; os._exit(3)")
+    code, printed = preloaded.run_code("from feedline.cli.app import app\napp()\n", tmp_path, "doctor", target)
+    assert code == 3, printed
+    assert "open files" in printed
+
+
+LARGE = """
+import pathlib
+class Data(Plain):
+    def __len__(self):
+        return 1_000_000
+    def __getitem__(self, index):
+        with open(pathlib.Path(__file__).with_name("reads"), "a") as log:
+            log.write("read\\n")
+        return torch.zeros(1).expand(1 << 26)  # 256 MiB by its shape
+loader = DataLoader(Data(), batch_size=1_000_000, num_workers=4)
+"""
+
+
+def test_batches_that_exceed_the_memory_are_found_before_one_is_built(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", written(tmp_path, LARGE), "--json"])
+    found = by_name(result.stdout)
+    assert found["batches"]["severity"] == "bad"
+    assert found["batches"]["evidence"].startswith("a batch takes 244 TiB, and 8 are in flight: 1953 TiB, more than")
+    assert "smaller samples" in found["batches"]["remedy"]
+    assert "2 workers" not in found
+    assert "2 workers (" in found["left out"]["evidence"]
+    assert (tmp_path / "reads").read_text().count("read") < 1_000
+
+
+@pytest.mark.parametrize("index", [0, 9])
+def test_a_sample_that_takes_forever_is_stopped_and_named(
+    tmp_path: Path, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader_checks, "STOPPING_S", 0.5)
+    monkeypatch.setattr(budget, "CHECKS_S", 4.0)
+    stuck = f"""
+class Data(Plain):
+    def __getitem__(self, index):
+        if index == {index}:
+            threading.Event().wait()
+        return super().__getitem__(index)
+loader = DataLoader(Data(), batch_size=4, num_workers=2)
+"""
+    began = monotonic()
+    result = CliRunner().invoke(app, ["doctor", written(tmp_path, stuck), "--json"])
+    assert result.exit_code == 1, result.output
+    found = by_name(result.stdout)
+    assert f"index {index} was not read within" in found["slow"]["evidence"]
+    assert found["slow"]["severity"] == "bad"
+    assert "left out" in found
+    assert monotonic() - began < WITHIN_S
+
+
+def test_checks_that_need_more_time_than_is_left_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "CHECKS_S", 4.0)
+    slow = """
+class Data(Plain):
+    def __getitem__(self, index):
+        time.sleep(0.2)
+        return super().__getitem__(index)
+loader = DataLoader(Data(), batch_size=32, num_workers=2)
+"""
+    result = CliRunner().invoke(app, ["doctor", written(tmp_path, slow), "--json"])
+    found = by_name(result.stdout)
+    assert "2 workers (" in found["left out"]["evidence"]
+    assert "of reading)" in found["left out"]["evidence"]
 
 
 def test_a_sound_loader_has_only_good_findings(tmp_path: Path, preloaded: Preloaded) -> None:

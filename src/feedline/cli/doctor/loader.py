@@ -7,7 +7,7 @@ import pickle
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter, thread_time
@@ -19,8 +19,19 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, RandomSampler
 
-from feedline.cli.doctor.data import files, is_equal, keys_of, length_of, random_numbers, threads
+from feedline.cli.doctor.budget import MEMORY_SHARE, CheckBudget, LoaderCheck, TimeUp, time_limit
+from feedline.cli.doctor.data import (
+    PROBED_SAMPLES,
+    THREADS,
+    files,
+    is_equal,
+    keys_of,
+    length_of,
+    random_numbers,
+    threads,
+)
 from feedline.cli.doctor.findings import Finding, Severity
+from feedline.cli.doctor.machine import Memory
 from feedline.cli.doctor.search import is_handle, kind_of, parts
 from feedline.cli.target import as_feedline
 from feedline.core import tree
@@ -38,6 +49,10 @@ READING_S = 3.0
 """Seconds after which no further sample is read."""
 
 
+STOPPING_S = 8.0
+"""Seconds after which the reading of a sample is stopped."""
+
+
 SLOW_RATIO = 10.0
 """Multiple of the median time that makes a sample slow."""
 
@@ -51,8 +66,11 @@ WAITING_SHARE = 0.5
 
 
 def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
-    """Run all checks; an error in a check is a finding, too."""
-    sample = SampleProbe.none()
+    """Run all checks within `CHECKS_S`; an error in a check is a finding, too.
+
+    Checks whose samples would take too much time or memory are left out, which is a finding as well.
+    """
+    budget, sample = CheckBudget(int(MEMORY_SHARE * Memory.read(Cgroup.of_process()).available)), SampleProbe.none()
 
     def read_samples() -> Iterator[Finding]:
         nonlocal sample
@@ -60,33 +78,35 @@ def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
             sample = SampleProbe.read(loader)
         return iter(())
 
-    checks: list[Callable[[], Iterator[Finding]]] = [
-        lambda: describe(loader),
-        read_samples,
-        lambda: errors(sample),
-        lambda: slow_samples(sample),
-        lambda: slow_storage(sample),
-        lambda: held_handles(loader.dataset),
-        lambda: held_generators(loader.dataset, sample.indices[:3]),
-        lambda: pickling(loader),
-        lambda: fork_hazards(loader),
-        lambda: shards(loader, ranks),
-        lambda: batch_memory(loader, sample),
-        lambda: files(loader.dataset),
-        lambda: threads(loader),
-        lambda: random_numbers(loader),
-        lambda: worker_results(loader),
+    batch = loader.batch_size or 1
+    batches = 6 + 2 * (loader.prefetch_factor or 2)  # of two workers: those that are kept, and those in flight
+    checks = [
+        LoaderCheck(lambda: describe(loader), "dataset"),
+        LoaderCheck(read_samples, "samples"),
+        LoaderCheck(lambda: errors(sample), "samples"),
+        LoaderCheck(lambda: slow_samples(sample), "slow"),
+        LoaderCheck(lambda: slow_storage(sample), "storage"),
+        LoaderCheck(lambda: held_handles(loader.dataset), "handles"),
+        LoaderCheck(lambda: pickling(loader), "pickling"),
+        LoaderCheck(lambda: fork_hazards(loader), "fork"),
+        LoaderCheck(lambda: shards(loader, ranks), "shards"),
+        LoaderCheck(lambda: batch_memory(loader, sample), "batches"),
+        LoaderCheck(lambda: files(loader.dataset), "files"),
+        LoaderCheck(lambda: held_generators(loader.dataset, sample.indices[:3]), "random", reads=3, holds=1),
+        LoaderCheck(lambda: threads(loader), "threads", reads=3 * PROBED_SAMPLES, holds=(2 + THREADS) * PROBED_SAMPLES),
+        LoaderCheck(lambda: random_numbers(loader), "random", reads=6, holds=8),
+        LoaderCheck(lambda: worker_results(loader), "2 workers", reads=6 * batch, holds=batches * batch),
     ]
     findings: list[Finding] = []
     for check in checks:
         try:
-            findings += check()
+            findings += budget.run(check, sample.mean_s, sample.nbytes)
         except Exception as error:  # noqa: BLE001 - user code runs in every check; the others stay useful
             evidence = f"{type(error).__name__}: {error}"
             if any(evidence in finding.evidence for finding in findings):
                 continue  # a sample that raises does so in several checks
             findings.append(Finding("error", evidence, Severity.BAD, "see the traceback in a run"))
-    return findings
+    return [*findings, *budget.finding()]
 
 
 class SampleProbe(NamedTuple):
@@ -100,17 +120,25 @@ class SampleProbe(NamedTuple):
     """Bytes of tensors and arrays in the largest sample."""
     differing: bool
     """True if shapes differ between samples."""
+    unread: list[tuple[Any, float]]
+    """Sample that took too long, with the seconds after which reading it was stopped."""
+
+    @property
+    def mean_s(self) -> float:
+        """Mean time of a sample."""
+        spent = [*self.wall_s, *(stopped_s for _, stopped_s in self.unread)]
+        return sum(spent) / max(1, len(spent))
 
     @classmethod
     def none(cls) -> SampleProbe:
         """A probe without samples, for streams."""
-        return cls([], [], [], [], 0, False)
+        return cls([], [], [], [], 0, False, [])
 
     @classmethod
     def read(cls, loader: TorchDataLoader[Any]) -> SampleProbe:
         """Read at most `MOST_SAMPLES` samples in about `READING_S` seconds.
 
-        Global random generators are restored.
+        A sample that takes over `STOPPING_S` is stopped, as the last one. Global random generators are restored.
         """
         dataset, result = loader.dataset, cls.none()
         deadline, largest, shapes = perf_counter() + READING_S, 0, set()
@@ -120,7 +148,11 @@ class SampleProbe(NamedTuple):
                     break
                 began, cpu = perf_counter(), thread_time()
                 try:
-                    value = dataset[index]
+                    with time_limit(STOPPING_S):
+                        value = dataset[index]
+                except TimeUp:
+                    result.unread.append((index, perf_counter() - began))
+                    break
                 except Exception as error:  # noqa: BLE001 - reported with its index
                     result.failures.append((index, error))
                     continue
@@ -163,6 +195,9 @@ def errors(samples: SampleProbe) -> Iterator[Finding]:
 
 def slow_samples(samples: SampleProbe) -> Iterator[Finding]:
     """Samples that take many times the median; the median itself."""
+    for index, stopped_s in samples.unread:
+        evidence = f"index {_shown(index)} was not read within {seconds(stopped_s)}"
+        yield Finding("slow", evidence, Severity.BAD, "read it alone, and see where it waits: py-spy dump, or Ctrl-C")
     if not samples.wall_s:
         return
     median = float(np.median(samples.wall_s))
@@ -295,14 +330,20 @@ def batch_memory(loader: TorchDataLoader[Any], samples: SampleProbe) -> Iterator
     if not samples.nbytes or not loader.batch_size:
         return
     batch = samples.nbytes * loader.batch_size
-    flying = batch * max(1, loader.num_workers * (loader.prefetch_factor or 2))
-    limit = Cgroup.of_process().memory_limit()
-    text = f"{size(batch)} a batch, {size(flying)} in flight"
-    if limit is not None and flying > limit / 2:
-        remedy = f"prefetch_factor=1 or fewer workers: the limit is {size(limit)}"
-        yield Finding("batches", text, Severity.BAD, remedy)
+    number = max(1, loader.num_workers * (loader.prefetch_factor or 2))
+    memory = Memory.read(Cgroup.of_process())
+    limit = f"{size(memory.total)} of this {'group' if memory.limit_is_cgroup else 'machine'}"
+    if batch * number > memory.total:
+        flying = f", and {number} are in flight: {size(batch * number)}" if number > 1 else ""
+        evidence = f"a batch takes {size(batch)}{flying}, more than the {limit}"
+        fitting = memory.total // 2 // (samples.nbytes * max(1, loader.num_workers))
+        remedy = f"batch_size={fitting} and prefetch_factor=1" if fitting else "fewer workers"
+        yield Finding("batches", evidence, Severity.BAD, f"{remedy}, or smaller samples")
+    elif batch * number > memory.total / 2:
+        evidence = f"{size(batch)} a batch, {size(batch * number)} in flight, more than half of the {limit}"
+        yield Finding("batches", evidence, Severity.BAD, "prefetch_factor=1, fewer workers, or a smaller batch_size")
     else:
-        yield Finding("batches", text)
+        yield Finding("batches", f"{size(batch)} a batch, {size(batch * number)} in flight")
     if samples.differing and loader.collate_fn is torch.utils.data.default_collate:
         remedy = "collate_fn=feedline.collate.Pad() pads them, or resize samples to one shape"
         yield Finding(
