@@ -207,6 +207,63 @@ loader = DataLoader(Data(), batch_size=32, num_workers=2)
     assert "of reading)" in found["left out"]["evidence"]
 
 
+SEEKS = """
+import feedline as fl
+class Data(Plain):
+    def __init__(self):
+        self.file = open(__file__, "rb")
+    def __getitem__(self, index):
+        self.file.seek(index)
+        time.sleep(0.001)
+        return torch.tensor(self.file.tell())
+loader = fl.DataLoader(Data(), batch_size=4, num_workers=2, worker_method=METHOD)
+"""
+
+
+def test_worker_threads_that_share_the_position_of_a_file_are_named_as_threads(tmp_path: Path) -> None:
+    arguments = ["doctor", "--json"]
+    result = CliRunner().invoke(app, [*arguments, written(tmp_path, SEEKS.replace("METHOD", "'thread'"))])
+    found = by_name(result.stdout)
+    assert "worker threads share its position" in found["handles"]["evidence"]
+    assert "in each thread" in found["handles"]["remedy"]
+    assert found["threads"]["severity"] == "bad"
+    assert found["threads"]["remedy"].startswith("pass worker_method='process'")
+    result = CliRunner().invoke(app, [*arguments, written(tmp_path, SEEKS.replace("METHOD", "'process'"))])
+    assert "forked workers share its position" in by_name(result.stdout)["handles"]["evidence"]
+
+
+RAISES = """
+class Data(Plain):
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        if CONDITION:
+            raise ERROR(f"broken {index}")
+        return super().__getitem__(index)
+loader = DataLoader(Data(), batch_size=4, num_workers=2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "error", "name", "evidence", "remedy"),
+    [
+        ("index == 3", "ValueError", "samples", "index 3 raises ValueError: broken 3", 'on_error="skip"'),
+        ("index > 900", "IndexError", "length", "index 903 raises IndexError: broken 903", "let __len__"),
+        ("index in (0, 999)", "ValueError", "samples", "index 0: ValueError: broken 0", 'on_error="skip"'),
+    ],
+    ids=["not sampled", "length", "sampled"],
+)
+def test_samples_that_raise_are_one_finding_with_an_index(
+    tmp_path: Path, condition: str, error: str, name: str, evidence: str, remedy: str
+) -> None:
+    script = RAISES.replace("CONDITION", condition).replace("ERROR", error)
+    result = CliRunner().invoke(app, ["doctor", written(tmp_path, script), "--json"])
+    (found,) = (each for each in json.loads(result.stdout)["loader"] if each["severity"] == "bad")
+    assert found["name"] == name
+    assert evidence in found["evidence"]
+    assert remedy in found["remedy"]
+
+
 def test_a_sound_loader_has_only_good_findings(tmp_path: Path, preloaded: Preloaded) -> None:
     sound = 'loader = DataLoader(Plain(), batch_size=4, num_workers=2)\nif __name__ == "__main__": 1 / 0'
     command, log, out = tmp_path / "doctor.py", tmp_path / "output.log", tmp_path / "findings.json"

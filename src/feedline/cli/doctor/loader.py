@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import random
+import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ from feedline.cli.doctor.data import (
     length_of,
     random_numbers,
     threads,
+    uses_threads,
 )
 from feedline.cli.doctor.findings import Finding, Severity
 from feedline.cli.doctor.machine import Memory
@@ -86,7 +88,7 @@ def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
         LoaderCheck(lambda: errors(sample), "samples"),
         LoaderCheck(lambda: slow_samples(sample), "slow"),
         LoaderCheck(lambda: slow_storage(sample), "storage"),
-        LoaderCheck(lambda: held_handles(loader.dataset), "handles"),
+        LoaderCheck(lambda: held_handles(loader.dataset, by_threads=uses_threads(loader)), "handles"),
         LoaderCheck(lambda: pickling(loader), "pickling"),
         LoaderCheck(lambda: fork_hazards(loader), "fork"),
         LoaderCheck(lambda: shards(loader, ranks), "shards"),
@@ -102,10 +104,9 @@ def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
         try:
             findings += budget.run(check, sample.mean_s, sample.nbytes)
         except Exception as error:  # noqa: BLE001 - user code runs in every check; the others stay useful
-            evidence = f"{type(error).__name__}: {error}"
-            if any(evidence in finding.evidence for finding in findings):
-                continue  # a sample that raises does so in several checks
-            findings.append(Finding("error", evidence, Severity.BAD, "see the traceback in a run"))
+            found = raised(error)
+            if not any(type(error) is type(failure) for _, failure in sample.failures) and found not in findings:
+                findings.append(found)  # a sample that raises does so in several checks
     return [*findings, *budget.finding()]
 
 
@@ -190,7 +191,23 @@ def errors(samples: SampleProbe) -> Iterator[Finding]:
             )
             yield Finding("length", evidence, Severity.BAD, "let __len__ return the number of samples")
             return
-        yield Finding("samples", evidence, Severity.BAD, 'repair them, or DataLoader(on_error="skip") leaves them out')
+        yield Finding("samples", evidence, Severity.BAD, _REPAIR)
+
+
+_REPAIR = 'repair them, or DataLoader(on_error="skip") leaves them out'
+
+
+def raised(error: Exception) -> Finding:
+    """Finding on an error in a check, with the index of the sample if the error names one."""
+    evidence = f"{type(error).__name__}: {error}"
+    for note in getattr(error, "__notes__", ()):
+        if named := _SAMPLE_NOTE.match(note):
+            return Finding("samples", f"index {named[1]} raises {evidence}", Severity.BAD, _REPAIR)
+    return Finding("error", evidence, Severity.BAD, "see the traceback in a run")
+
+
+_SAMPLE_NOTE = re.compile(r"feedline: sample (.+?) of \w+ \(epoch")
+"""Note on the error of a sample in a batch."""
 
 
 def slow_samples(samples: SampleProbe) -> Iterator[Finding]:
@@ -227,14 +244,21 @@ def slow_storage(samples: SampleProbe) -> Iterator[Finding]:
         yield Finding("storage", evidence, Severity.NOTE, remedy)
 
 
-def held_handles(dataset: Any) -> Iterator[Finding]:
-    """Open files, connections and sockets that forked workers would share."""
+def held_handles(dataset: Any, *, by_threads: bool = False) -> Iterator[Finding]:
+    """Open files, connections and sockets that the workers would share.
+
+    `by_threads` is true if the workers are threads.
+    """
     found = [f"{path} ({kind_of(value)})" for path, value in parts(dataset) if is_handle(value)]
     if found:
-        evidence = f"open when workers start: {', '.join(found[:3])}; forked workers share its position"
-        yield Finding(
-            "handles", evidence, Severity.BAD, "open it in the first __getitem__ of each process, not in __init__"
+        kind = "worker threads" if by_threads else "forked workers"
+        evidence = f"open when workers start: {', '.join(found[:3])}; {kind} share its position"
+        remedy = (
+            "open it in each thread, in a threading.local(), or read with os.pread, or worker_method='process'"
+            if by_threads
+            else "open it in the first __getitem__ of each process, not in __init__"
         )
+        yield Finding("handles", evidence, Severity.BAD, remedy)
 
 
 def held_generators(dataset: Any, keys: Sequence[Any] = ()) -> Iterator[Finding]:
