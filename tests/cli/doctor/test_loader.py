@@ -264,6 +264,48 @@ def test_samples_that_raise_are_one_finding_with_an_index(
     assert remedy in found["remedy"]
 
 
+STREAM = """
+import feedline as fl
+class Data(IterableDataset):
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        yield from range(info.id, 100, info.num_workers) if DIVIDES else range(100)
+class Sized(Data):
+    def __len__(self):
+        return LENGTH
+loader = fl.DataLoader(CLASS(), batch_size=BATCH, num_workers=2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, {"workers": "two workers read the same samples: the 4 × 2 workers"}),
+        ({"BATCH": "None"}, {"workers": "two workers read the same samples: the 4 × 2 workers"}),
+        ({"DIVIDES": "True"}, {}),
+        ({"DIVIDES": "True", "CLASS": "Sized", "LENGTH": "100"}, {}),
+        (
+            {"DIVIDES": "True", "CLASS": "Sized", "LENGTH": "1000"},
+            {"length": "says 1,000 samples, but the stream e"},
+        ),
+        ({"DIVIDES": "True", "CLASS": "Sized", "LENGTH": "50"}, {"length": "says 50 samples, but the stream goes on"}),
+    ],
+    ids=["not divided", "not divided, without batches", "divided", "true length", "too long", "too short"],
+)
+def test_streams_that_workers_do_not_divide_and_wrong_lengths_are_found(
+    tmp_path: Path, values: dict[str, str], expected: dict[str, str]
+) -> None:
+    script = STREAM
+    for name, value in {"CLASS": "Data", "BATCH": "4", "DIVIDES": "False", "LENGTH": "0", **values}.items():
+        script = script.replace(name, value)
+    result = CliRunner().invoke(app, ["doctor", written(tmp_path, script), "--json", "--world-size", "4"])
+    bad = {name: found for name, found in by_name(result.stdout).items() if found["severity"] == "bad"}
+    assert bad.keys() == expected.keys(), result.stdout
+    for name, text in expected.items():
+        assert text in bad[name]["evidence"]
+        assert bad[name]["remedy"]
+
+
 def test_a_sound_loader_has_only_good_findings(tmp_path: Path, preloaded: Preloaded) -> None:
     sound = 'loader = DataLoader(Plain(), batch_size=4, num_workers=2)\nif __name__ == "__main__": 1 / 0'
     command, log, out = tmp_path / "doctor.py", tmp_path / "output.log", tmp_path / "findings.json"

@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, RandomSampler
 
+from feedline.cli.doctor import streams
 from feedline.cli.doctor.budget import MEMORY_SHARE, CheckBudget, LoaderCheck, TimeUp, time_limit
 from feedline.cli.doctor.data import (
     PROBED_SAMPLES,
@@ -92,6 +93,8 @@ def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
         LoaderCheck(lambda: pickling(loader), "pickling"),
         LoaderCheck(lambda: fork_hazards(loader), "fork"),
         LoaderCheck(lambda: shards(loader, ranks), "shards"),
+        LoaderCheck(lambda: streams.duplicates(loader, ranks), "workers"),
+        LoaderCheck(lambda: streams.length(loader), "length"),
         LoaderCheck(lambda: batch_memory(loader, sample), "batches"),
         LoaderCheck(lambda: files(loader.dataset), "files"),
         LoaderCheck(lambda: held_generators(loader.dataset, sample.indices[:3]), "random", reads=3, holds=1),
