@@ -22,6 +22,9 @@ from feedline.core.definitions import module_of_code
 
 DIGEST_CHARS = 16
 
+SAME_SAMPLES = "read the same samples"
+"""Words of the warning of `DuplicateStreamCheck`."""
+
 
 class DuplicateStreamCheck:
     """Warns once if two partitions begin with the same samples."""
@@ -45,7 +48,7 @@ class DuplicateStreamCheck:
             if other != partition and theirs == mine:
                 self._warned = True
                 warnings.warn(
-                    f"workers {other} and {partition} read the same samples from {self._name}: every sample would be "
+                    f"workers {other} and {partition} {SAME_SAMPLES} from {self._name}: every sample would be "
                     "delivered once per worker. Give each worker its own part in __iter__ "
                     "(torch.utils.data.get_worker_info() gives id and num_workers), or use num_workers=0 or 1.",
                     stacklevel=4,

@@ -225,7 +225,7 @@ def test_this_machine_is_examined_and_shown_in_any_encoding(monkeypatch: pytest.
     screen = StringIO()
     console = Console(width=80, file=screen)
     monkeypatch.setattr(Console, "encoding", encoding)
-    command.show(command.run(None), console)
+    command.run(None, console=console)
     text = screen.getvalue()
     text.encode(encoding)
     for name in ("feedline", "CPUs", "memory", "memfd", "pidfd", "open files"):

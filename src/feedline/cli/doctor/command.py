@@ -12,13 +12,11 @@ from feedline.cli.arguments import AsJson, print_json
 from feedline.cli.doctor import loader as loader_checks
 from feedline.cli.doctor import machine
 from feedline.cli.doctor.findings import Finding, Marks, Severity, closing_line, render
-from feedline.core.wrapping import wrap
 
 
 class Examination(NamedTuple):
     """Findings of the machine, and of a loader if one was named."""
 
-    target: str
     machine: list[Finding]
     loader: list[Finding]
 
@@ -40,15 +38,24 @@ class Examination(NamedTuple):
         }
 
 
-def run(target: str | None, *, ranks: int = 1) -> Examination:
+def run(target: str | None, *, ranks: int = 1, console: Console | None = None) -> Examination:
     """Examine the machine, and the loader that `target` names.
 
-    A `target` that leads to no loader is a finding. `ranks` is the number of training processes.
+    A `target` that leads to no loader is a finding. `ranks` is the number of training processes. Each section is
+    printed to `console` as soon as it is complete.
     """
     findings = machine.examine()
-    on_loader = [] if target is None else _examine_loader(target, ranks)
+    if target is None:
+        findings += machine.cuda()
+    _show(machine.headline(), findings, console)
+    if target is None:
+        return Examination(findings, [])
+    on_loader = _examine_loader(target, ranks)
+    _show(f"\n{target}", on_loader, console)
     # Last: it initializes CUDA, which would be a hazard for the workers of the loader, and a finding.
-    return Examination(target or "", [*findings, *machine.cuda()], on_loader)
+    devices = list(machine.cuda())
+    _show("\ndevices", devices, console)
+    return Examination([*findings, *devices], on_loader)
 
 
 def _examine_loader(target: str, ranks: int) -> list[Finding]:
@@ -59,15 +66,13 @@ def _examine_loader(target: str, ranks: int) -> list[Finding]:
     return loader_checks.examine(loader, ranks=ranks)
 
 
-def show(examination: Examination, console: Console) -> None:
-    """Print an examination for the width and the encoding of the console."""
-    marks = Marks.of(console.encoding)
-    console.print("\n".join(wrap(marks.adapt(machine.headline()), console.width)), style="bold")
-    console.print(render(examination.machine, console.width, marks), end="")
-    if examination.target:
-        console.print(f"\n{examination.target}", style="bold", highlight=False)
-        console.print(render(examination.loader, console.width, marks), end="")
-    console.print(closing_line(examination.findings), style="bold")
+def _show(title: str, findings: list[Finding], console: Console | None) -> None:
+    """Print a section for the width and the encoding of the console."""
+    if console is not None:
+        marks = Marks.of(console.encoding)
+        console.print(marks.adapt(title), style="bold", highlight=False)
+        console.print(render(findings, console.width, marks), end="")
+        console.file.flush()
 
 
 def command(
@@ -86,9 +91,10 @@ def command(
 
     Exit code 1 if something stops or slows a run.
     """
-    examination = run(target, ranks=world_size)
-    if as_json:
+    console = None if as_json else Console(highlight=False)
+    examination = run(target, ranks=world_size, console=console)
+    if console is None:
         print_json(examination.summary())
     else:
-        show(examination, Console(highlight=False))
+        console.print(closing_line(examination.findings), style="bold")
     raise typer.Exit(0 if examination.is_healthy else 1)

@@ -169,6 +169,12 @@ def threads(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
     indices = [] if isinstance(dataset, IterableDataset) else keys_of(loader, PROBED_SAMPLES)
     if not indices:
         return
+
+    def unsafe(evidence: str) -> Finding:
+        if uses_threads(loader):
+            return Finding("threads", evidence, Severity.BAD, "pass worker_method='process', or leave it out")
+        return Finding("threads", evidence, Severity.NOTE, "keep worker_method='process' for it")
+
     with restoring_globals():
         alone = [dataset[index] for index in indices]
         if not all(map(is_equal, alone, [dataset[index] for index in indices])):
@@ -177,14 +183,17 @@ def threads(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
             with ThreadPoolExecutor(THREADS) as pool:
                 together = list(pool.map(dataset.__getitem__, indices * THREADS))
         except Exception as error:  # noqa: BLE001 - a dataset that is not thread-safe may raise anything
-            evidence = f"reading by {THREADS} threads raised {type(error).__name__}: {error}"
-            yield Finding("threads", evidence, Severity.NOTE, "keep worker_method='process' for it")
+            yield unsafe(f"reading by {THREADS} threads raised {type(error).__name__}: {error}")
             return
     if all(map(is_equal, alone * THREADS, together)):
         yield Finding("threads", "read the same samples")
     else:
-        evidence = f"{THREADS} threads at once got other samples than one thread: the dataset is not thread-safe"
-        yield Finding("threads", evidence, Severity.NOTE, "keep worker_method='process' for it")
+        yield unsafe(f"{THREADS} threads at once got other samples than one thread: the dataset is not thread-safe")
+
+
+def uses_threads(loader: TorchDataLoader[Any]) -> bool:
+    """True if the workers of the loader are threads by its `worker_method`."""
+    return isinstance(loader, DataLoader) and loader.num_workers > 0 and loader.worker_method == "thread"
 
 
 class _RepeatedSample(Dataset[Any]):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import random
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter, thread_time
@@ -19,8 +20,21 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, RandomSampler
 
-from feedline.cli.doctor.data import files, is_equal, keys_of, length_of, random_numbers, threads
+from feedline.cli.doctor import streams
+from feedline.cli.doctor.budget import MEMORY_SHARE, CheckBudget, LoaderCheck, TimeUp, time_limit
+from feedline.cli.doctor.data import (
+    PROBED_SAMPLES,
+    THREADS,
+    files,
+    is_equal,
+    keys_of,
+    length_of,
+    random_numbers,
+    threads,
+    uses_threads,
+)
 from feedline.cli.doctor.findings import Finding, Severity
+from feedline.cli.doctor.machine import Memory
 from feedline.cli.doctor.search import is_handle, kind_of, parts
 from feedline.cli.target import as_feedline
 from feedline.core import tree
@@ -38,6 +52,10 @@ READING_S = 3.0
 """Seconds after which no further sample is read."""
 
 
+STOPPING_S = 8.0
+"""Seconds after which the reading of a sample is stopped."""
+
+
 SLOW_RATIO = 10.0
 """Multiple of the median time that makes a sample slow."""
 
@@ -51,8 +69,11 @@ WAITING_SHARE = 0.5
 
 
 def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
-    """Run all checks; an error in a check is a finding, too."""
-    sample = SampleProbe.none()
+    """Run all checks within `CHECKS_S`; an error in a check is a finding, too.
+
+    Checks whose samples would take too much time or memory are left out, which is a finding as well.
+    """
+    budget, sample = CheckBudget(int(MEMORY_SHARE * Memory.read(Cgroup.of_process()).available)), SampleProbe.none()
 
     def read_samples() -> Iterator[Finding]:
         nonlocal sample
@@ -60,33 +81,36 @@ def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
             sample = SampleProbe.read(loader)
         return iter(())
 
-    checks: list[Callable[[], Iterator[Finding]]] = [
-        lambda: describe(loader),
-        read_samples,
-        lambda: errors(sample),
-        lambda: slow_samples(sample),
-        lambda: slow_storage(sample),
-        lambda: held_handles(loader.dataset),
-        lambda: held_generators(loader.dataset, sample.indices[:3]),
-        lambda: pickling(loader),
-        lambda: fork_hazards(loader),
-        lambda: shards(loader, ranks),
-        lambda: batch_memory(loader, sample),
-        lambda: files(loader.dataset),
-        lambda: threads(loader),
-        lambda: random_numbers(loader),
-        lambda: worker_results(loader),
+    batch = loader.batch_size or 1
+    batches = 6 + 2 * (loader.prefetch_factor or 2)  # of two workers: those that are kept, and those in flight
+    checks = [
+        LoaderCheck(lambda: describe(loader), "dataset"),
+        LoaderCheck(read_samples, "samples"),
+        LoaderCheck(lambda: errors(sample), "samples"),
+        LoaderCheck(lambda: slow_samples(sample), "slow"),
+        LoaderCheck(lambda: slow_storage(sample), "storage"),
+        LoaderCheck(lambda: held_handles(loader.dataset, by_threads=uses_threads(loader)), "handles"),
+        LoaderCheck(lambda: pickling(loader), "pickling"),
+        LoaderCheck(lambda: fork_hazards(loader), "fork"),
+        LoaderCheck(lambda: shards(loader, ranks), "shards"),
+        LoaderCheck(lambda: streams.duplicates(loader, ranks), "workers"),
+        LoaderCheck(lambda: streams.length(loader), "length"),
+        LoaderCheck(lambda: batch_memory(loader, sample), "batches"),
+        LoaderCheck(lambda: files(loader.dataset), "files"),
+        LoaderCheck(lambda: held_generators(loader.dataset, sample.indices[:3]), "random", reads=3, holds=1),
+        LoaderCheck(lambda: threads(loader), "threads", reads=3 * PROBED_SAMPLES, holds=(2 + THREADS) * PROBED_SAMPLES),
+        LoaderCheck(lambda: random_numbers(loader), "random", reads=6, holds=8),
+        LoaderCheck(lambda: worker_results(loader), "2 workers", reads=6 * batch, holds=batches * batch),
     ]
     findings: list[Finding] = []
     for check in checks:
         try:
-            findings += check()
+            findings += budget.run(check, sample.mean_s, sample.nbytes)
         except Exception as error:  # noqa: BLE001 - user code runs in every check; the others stay useful
-            evidence = f"{type(error).__name__}: {error}"
-            if any(evidence in finding.evidence for finding in findings):
-                continue  # a sample that raises does so in several checks
-            findings.append(Finding("error", evidence, Severity.BAD, "see the traceback in a run"))
-    return findings
+            found = raised(error)
+            if not any(type(error) is type(failure) for _, failure in sample.failures) and found not in findings:
+                findings.append(found)  # a sample that raises does so in several checks
+    return [*findings, *budget.finding()]
 
 
 class SampleProbe(NamedTuple):
@@ -100,17 +124,25 @@ class SampleProbe(NamedTuple):
     """Bytes of tensors and arrays in the largest sample."""
     differing: bool
     """True if shapes differ between samples."""
+    unread: list[tuple[Any, float]]
+    """Sample that took too long, with the seconds after which reading it was stopped."""
+
+    @property
+    def mean_s(self) -> float:
+        """Mean time of a sample."""
+        spent = [*self.wall_s, *(stopped_s for _, stopped_s in self.unread)]
+        return sum(spent) / max(1, len(spent))
 
     @classmethod
     def none(cls) -> SampleProbe:
         """A probe without samples, for streams."""
-        return cls([], [], [], [], 0, False)
+        return cls([], [], [], [], 0, False, [])
 
     @classmethod
     def read(cls, loader: TorchDataLoader[Any]) -> SampleProbe:
         """Read at most `MOST_SAMPLES` samples in about `READING_S` seconds.
 
-        Global random generators are restored.
+        A sample that takes over `STOPPING_S` is stopped, as the last one. Global random generators are restored.
         """
         dataset, result = loader.dataset, cls.none()
         deadline, largest, shapes = perf_counter() + READING_S, 0, set()
@@ -120,7 +152,11 @@ class SampleProbe(NamedTuple):
                     break
                 began, cpu = perf_counter(), thread_time()
                 try:
-                    value = dataset[index]
+                    with time_limit(STOPPING_S):
+                        value = dataset[index]
+                except TimeUp:
+                    result.unread.append((index, perf_counter() - began))
+                    break
                 except Exception as error:  # noqa: BLE001 - reported with its index
                     result.failures.append((index, error))
                     continue
@@ -158,11 +194,30 @@ def errors(samples: SampleProbe) -> Iterator[Finding]:
             )
             yield Finding("length", evidence, Severity.BAD, "let __len__ return the number of samples")
             return
-        yield Finding("samples", evidence, Severity.BAD, 'repair them, or DataLoader(on_error="skip") leaves them out')
+        yield Finding("samples", evidence, Severity.BAD, _REPAIR)
+
+
+_REPAIR = 'repair them, or DataLoader(on_error="skip") leaves them out'
+
+
+def raised(error: Exception) -> Finding:
+    """Finding on an error in a check, with the index of the sample if the error names one."""
+    evidence = f"{type(error).__name__}: {error}"
+    for note in getattr(error, "__notes__", ()):
+        if named := _SAMPLE_NOTE.match(note):
+            return Finding("samples", f"index {named[1]} raises {evidence}", Severity.BAD, _REPAIR)
+    return Finding("error", evidence, Severity.BAD, "see the traceback in a run")
+
+
+_SAMPLE_NOTE = re.compile(r"feedline: sample (.+?) of \w+ \(epoch")
+"""Note on the error of a sample in a batch."""
 
 
 def slow_samples(samples: SampleProbe) -> Iterator[Finding]:
     """Samples that take many times the median; the median itself."""
+    for index, stopped_s in samples.unread:
+        evidence = f"index {_shown(index)} was not read within {seconds(stopped_s)}"
+        yield Finding("slow", evidence, Severity.BAD, "read it alone, and see where it waits: py-spy dump, or Ctrl-C")
     if not samples.wall_s:
         return
     median = float(np.median(samples.wall_s))
@@ -192,14 +247,21 @@ def slow_storage(samples: SampleProbe) -> Iterator[Finding]:
         yield Finding("storage", evidence, Severity.NOTE, remedy)
 
 
-def held_handles(dataset: Any) -> Iterator[Finding]:
-    """Open files, connections and sockets that forked workers would share."""
+def held_handles(dataset: Any, *, by_threads: bool = False) -> Iterator[Finding]:
+    """Open files, connections and sockets that the workers would share.
+
+    `by_threads` is true if the workers are threads.
+    """
     found = [f"{path} ({kind_of(value)})" for path, value in parts(dataset) if is_handle(value)]
     if found:
-        evidence = f"open when workers start: {', '.join(found[:3])}; forked workers share its position"
-        yield Finding(
-            "handles", evidence, Severity.BAD, "open it in the first __getitem__ of each process, not in __init__"
+        kind = "worker threads" if by_threads else "forked workers"
+        evidence = f"open when workers start: {', '.join(found[:3])}; {kind} share its position"
+        remedy = (
+            "open it in each thread, in a threading.local(), or read with os.pread, or worker_method='process'"
+            if by_threads
+            else "open it in the first __getitem__ of each process, not in __init__"
         )
+        yield Finding("handles", evidence, Severity.BAD, remedy)
 
 
 def held_generators(dataset: Any, keys: Sequence[Any] = ()) -> Iterator[Finding]:
@@ -295,14 +357,20 @@ def batch_memory(loader: TorchDataLoader[Any], samples: SampleProbe) -> Iterator
     if not samples.nbytes or not loader.batch_size:
         return
     batch = samples.nbytes * loader.batch_size
-    flying = batch * max(1, loader.num_workers * (loader.prefetch_factor or 2))
-    limit = Cgroup.of_process().memory_limit()
-    text = f"{size(batch)} a batch, {size(flying)} in flight"
-    if limit is not None and flying > limit / 2:
-        remedy = f"prefetch_factor=1 or fewer workers: the limit is {size(limit)}"
-        yield Finding("batches", text, Severity.BAD, remedy)
+    number = max(1, loader.num_workers * (loader.prefetch_factor or 2))
+    memory = Memory.read(Cgroup.of_process())
+    limit = f"{size(memory.total)} of this {'group' if memory.limit_is_cgroup else 'machine'}"
+    if batch * number > memory.total:
+        flying = f", and {number} are in flight: {size(batch * number)}" if number > 1 else ""
+        evidence = f"a batch takes {size(batch)}{flying}, more than the {limit}"
+        fitting = memory.total // 2 // (samples.nbytes * max(1, loader.num_workers))
+        remedy = f"batch_size={fitting} and prefetch_factor=1" if fitting else "fewer workers"
+        yield Finding("batches", evidence, Severity.BAD, f"{remedy}, or smaller samples")
+    elif batch * number > memory.total / 2:
+        evidence = f"{size(batch)} a batch, {size(batch * number)} in flight, more than half of the {limit}"
+        yield Finding("batches", evidence, Severity.BAD, "prefetch_factor=1, fewer workers, or a smaller batch_size")
     else:
-        yield Finding("batches", text)
+        yield Finding("batches", f"{size(batch)} a batch, {size(batch * number)} in flight")
     if samples.differing and loader.collate_fn is torch.utils.data.default_collate:
         remedy = "collate_fn=feedline.collate.Pad() pads them, or resize samples to one shape"
         yield Finding(
