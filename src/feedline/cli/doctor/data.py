@@ -26,6 +26,7 @@ from feedline.loader.dataloader import DataLoader
 from feedline.loader.report.stats import seconds, size
 from feedline.samplers import BatchIndexSampler, IndexSampler
 from feedline.testing import difference
+from feedline.workers.registry import POOLS
 
 EXAMINING_S = 0.5
 """Seconds after which no further file is examined or read."""
@@ -193,7 +194,10 @@ def threads(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
 
 def uses_threads(loader: TorchDataLoader[Any]) -> bool:
     """True if the workers of the loader are threads by its `worker_method`."""
-    return isinstance(loader, DataLoader) and loader.num_workers > 0 and loader.worker_method == "thread"
+    if not isinstance(loader, DataLoader) or not loader.num_workers:
+        return False
+    kind = POOLS.get(loader.worker_method)  # None for "auto"
+    return kind is not None and kind.shares_rng
 
 
 class _RepeatedSample(Dataset[Any]):
