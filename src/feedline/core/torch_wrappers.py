@@ -25,7 +25,7 @@ Kind = TypeVar("Kind")
 
 
 def is_torchs(thing: Any, *kinds: type[Kind]) -> TypeGuard[Kind]:
-    """True for an object of just one of torch's classes, whose members nobody has replaced.
+    """True for an unchanged object of just one of these classes.
 
     Subclasses may override anything, and tests and tools replace members of classes and objects.
     """

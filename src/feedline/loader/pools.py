@@ -214,7 +214,7 @@ class LoaderPools:
 
     @property
     def keeps_objects(self) -> bool:
-        """True if it is known that the latest workers have left dataset and `collate_fn` as they were."""
+        """True if the latest workers report dataset and `collate_fn` unchanged."""
         return getattr(self._latest, "keeps_objects", False)
 
     def iterate(self, loader: Any, plan: Plan, progress: Progress) -> Iteration:

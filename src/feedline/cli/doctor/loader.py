@@ -96,7 +96,7 @@ def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
         LoaderCheck(lambda: streams.duplicates(loader, ranks), "workers"),
         LoaderCheck(lambda: streams.length(loader), "length"),
         LoaderCheck(lambda: batch_memory(loader, sample), "batches"),
-        LoaderCheck(lambda: files(loader.dataset), "files"),
+        LoaderCheck(lambda: files(loader.dataset), "paths"),
         LoaderCheck(lambda: held_generators(loader.dataset, sample.indices[:3]), "random", reads=3, holds=1),
         LoaderCheck(lambda: threads(loader), "threads", reads=3 * PROBED_SAMPLES, holds=(2 + THREADS) * PROBED_SAMPLES),
         LoaderCheck(lambda: random_numbers(loader), "random", reads=6, holds=8),

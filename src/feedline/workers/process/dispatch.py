@@ -119,7 +119,7 @@ class Dispatch:
 
     @property
     def keeps_objects(self) -> bool:
-        """True if all answers have told that dataset and `collate_fn` are as they were."""
+        """True if all answers report dataset and `collate_fn` unchanged."""
         return self._generators is not None and not any(states.objects for states in self._generators.values())
 
     def send(self, future: ProcessFuture) -> None:

@@ -135,7 +135,7 @@ class ProcessPool(FuturePool):
 
     @property
     def keeps_objects(self) -> bool:
-        """True if workers without a seed have left dataset and `collate_fn` as they were."""
+        """True if workers without a seed report dataset and `collate_fn` unchanged."""
         return self._dispatch.keeps_objects
 
     def statistics(self) -> PoolStatistics:
