@@ -135,6 +135,17 @@ def test_an_epoch_of_worker_processes_shows_whether_samples_draw(persistent: boo
             assert len(epoch(loader)) == 40
 
 
+def test_advice_that_a_seed_would_not_allow_is_no_reason_to_warn(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(fl.DataLoader, "report", lambda *_, **__: Verdict("fetch", 0.9, "", "", advice=(REFUSED,)))
+    for dataset in (Plain(), Draws()):
+        with fl.DataLoader(dataset, 4, num_workers=1, worker_method="thread") as loader:
+            epoch(loader)
+            assert loader.tune() == ()
+    assert not recwarn.list
+
+
 def test_a_loop_with_a_timeout_keeps_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch refuses a timeout without workers."""
     verdict = Verdict("fetch", 0.9, "", "", advice=(Advice("none", {"num_workers": 0}), MORE))

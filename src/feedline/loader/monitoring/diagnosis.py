@@ -93,10 +93,10 @@ def with_lines(verdict: Verdict, loader: Any, seconds: float = SECONDS) -> Verdi
 def tune(loader: Any) -> tuple[Advice, ...]:
     """Take the first advice that changes neither order nor values; return it.
 
-    Warns of a larger gain that only `seed` would allow.
+    Warns of advice that only `seed` would allow.
     """
-    may_change = {"prefetch_factor"} | ({"num_workers"} if _workers_are_free(loader) else set())
-    advised = loader.report().advice
+    are_free, advised = _workers_are_free(loader), loader.report().advice
+    may_change = {"prefetch_factor"} | ({"num_workers"} if are_free else set())
     for advice in advised:
         if advice.arguments.get("num_workers") == 0 and loader.timeout:  # torch refuses a timeout without workers
             continue
@@ -106,7 +106,8 @@ def tune(loader: Any) -> tuple[Advice, ...]:
             loader._fl_pools.renew(running=is_iterated(loader))
             return (advice,)
     is_map = not isinstance(loader.dataset, IterableDataset) and not is_stateful(loader.dataset)
-    if is_map and loader._fl.seed is None and any("num_workers" in advice.arguments for advice in advised):
+    is_refused = not are_free and any(advice.arguments.keys() == {"num_workers"} for advice in advised)
+    if is_map and loader._fl.seed is None and is_refused:
         warnings.warn(
             f"tune() changes nothing: without seed, random values may depend on num_workers={loader.num_workers}. Pass"
             " seed= to the loader, tune() after a whole epoch of worker processes that draws no random numbers, or set"
