@@ -193,6 +193,37 @@ def test_a_loop_may_be_zipped_counted_and_sliced(loader_class: Loader) -> None:
     assert len(flat(left)) == 4
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_iterator_has_the_arguments_of_its_loader(loader_class: Loader, num_workers: int) -> None:
+    """GPT-NeoX reads and sets its batch sampler there, long after it has dropped the loader."""
+    dataset, batches = Counting(8), BatchSampler(SequentialSampler(range(8)), 2, drop_last=True)
+    iterator: Any = iter(loader_class(dataset, batch_sampler=batches, num_workers=num_workers, collate_fn=collate_sum))
+    assert iterator._index_sampler is batches
+    assert iterator._dataset is dataset
+    assert iterator._collate_fn is collate_sum
+    assert iterator._num_workers == num_workers
+    assert not iterator._persistent_workers
+    assert not iterator._pin_memory
+    assert not iterator._drop_last
+    assert iterator._timeout == 0
+    assert iterator._auto_collation
+    assert list(iterator) == [1, 5, 9, 13]
+    with pytest.raises(AttributeError, match="_no_such_name"):
+        _ = iterator._no_such_name
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_an_iterator_knows_whether_its_workers_were_shut_down(loader_class: Loader, persistent_workers: bool) -> None:
+    """Federated clients of one process make new iterators for those that were shut down."""
+    loader = loader_class(Counting(4), num_workers=1, persistent_workers=persistent_workers)
+    iterator: Any = iter(loader)
+    assert not iterator._shutdown
+    list(iterator)
+    assert iterator._shutdown is not persistent_workers
+    iterator._shutdown_workers()
+    assert iterator._shutdown
+
+
 def test_the_base_class_is_not_changed(feedline_class: Loader) -> None:
     """Importing feedline leaves torch's own loader as it was."""
     assert DataLoader.__module__ == "torch.utils.data.dataloader"

@@ -197,6 +197,26 @@ def test_torchs_batch_sampler_over_a_sampler(make_loader: Make, num_workers: int
     assert loader.batch_size is None
 
 
+@pytest.mark.parametrize(
+    ("num_workers", "drop_last", "sizes"),
+    [
+        (0, False, [4, 3, 3, 3, 6, 6, 6, 6, 3]),
+        (2, False, [4, 4, 4, 4, 4, 3, 3, 3, 6, 5]),  # four batches are drawn ahead
+        (0, True, [4] * 10),
+    ],
+)
+def test_a_size_set_during_an_epoch_counts_from_the_next_drawn_batch(
+    make_loader: Make, num_workers: int, drop_last: bool, sizes: list[int]
+) -> None:
+    loader = make_loader(Counting(40), batch_size=4, shuffle=True, num_workers=num_workers, drop_last=drop_last)
+    batches = []
+    for step, batch in enumerate(loader):
+        batches.append(batch.tolist())
+        loader.batch_sampler.batch_size = {0: 3, 3: 6}.get(step, loader.batch_sampler.batch_size)  # type: ignore[union-attr]
+    assert [len(batch) for batch in batches] == sizes
+    assert sorted(index for batch in batches for index in batch) == list(range(40))
+
+
 @workers
 def test_a_sampler_may_yield_whole_batches_when_batching_is_off(make_loader: Make, num_workers: int) -> None:
     loader = make_loader(Bulk(7), sampler=[[0, 1], [6, 5, 4]], batch_size=None, num_workers=num_workers)

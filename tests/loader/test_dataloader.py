@@ -214,6 +214,19 @@ def test_an_unknown_policy_is_refused(bad: Any) -> None:
         fl.DataLoader(Faulty(), on_error=bad)
 
 
+@pytest.mark.parametrize("size", [0, -1, 2.5, "4"])
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_batch_size_that_was_set_to_no_positive_integer_is_refused(size: Any, taken: int) -> None:
+    iterator = iter(loader := fl.DataLoader(range(12), 4))  # type: ignore[arg-type]
+    batches = [next(iterator).tolist() for _ in range(taken)]
+    loader.batch_sampler.batch_size = size  # type: ignore[union-attr]
+    with pytest.raises(fl.errors.ArgumentError, match=f"batch_size must be an integer >= 1; it was set to {size!r}"):
+        list(iterator if taken else loader)
+    loader.batch_sampler.batch_size = 4  # type: ignore[union-attr]
+    assert batches == [[0, 1, 2, 3]][:taken]
+    assert len(list(loader)) == 3
+
+
 def test_each_iteration_is_the_next_epoch_and_set_epoch_goes_back() -> None:
     loader = fl.DataLoader(Drawing(), 16, shuffle=True, seed=1)
     first, second = lists(loader), lists(loader)

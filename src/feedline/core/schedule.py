@@ -5,6 +5,7 @@ The samples of a batch are a pure function of (seed, epoch, position).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
@@ -14,6 +15,7 @@ import numpy as np
 
 from feedline.core.cursor import Cursor, PartitionCursor, PartitionOffset
 from feedline.core.tensors import as_yielded
+from feedline.errors import ArgumentError
 
 LOOKAHEAD = 1 << 14
 """Positions read from a pure sampler at once.
@@ -208,6 +210,8 @@ class Schedule:
     lookahead: int = LOOKAHEAD
     forgets_delivered: bool = False
     """True if the source may free indices before the cursor."""
+    batches: Any = None
+    """torch's BatchSampler, whose `batch_size` may change during an epoch; None if the size is fixed."""
 
     @property
     def global_batch_size(self) -> int:
@@ -235,11 +239,12 @@ class Schedule:
                 return
             position = range_ahead[1]
 
-    def _walk_alone(self, epoch: int, position: int, limit: int | None) -> _Walk:
-        size, seed, batched = self.batch_size, self.seed, self.batched
-        # Rounded up: a state of another batch size may end within a batch of this size; the number of that batch
-        # counts.
-        number = -(-position // size)
+    def _walk_alone(self, epoch: int, position: int, limit: int | None, number: int | None = None) -> _Walk:
+        size, seed, batched, batches = self.batch_size, self.seed, self.batched, self.batches
+        if number is None:
+            # Rounded up: a state of another batch size may end within a batch of this size; the number of that batch
+            # counts.
+            number = -(-position // size)
         ahead = max(size, self.lookahead // size * size)
         while limit is None or position < limit:
             stop = position + ahead if limit is None else min(limit, position + ahead)
@@ -248,6 +253,9 @@ class Schedule:
                 self.source.forget(position)  # type: ignore[union-attr]
             for offset in range(0, len(block), size):
                 start = position + offset
+                if batches is not None and batches.batch_size != size:  # as in torch: from the next batch on
+                    resized = replace(self, batch_size=batch_size_of(batches))
+                    return (yield from resized._walk_alone(epoch, start, limit, number))
                 indices = block[offset : offset + size]
                 rows = len(indices)
                 # A short batch up to a range delivered ahead fills a gap: it is not the last one of the epoch.
@@ -315,6 +323,17 @@ class Schedule:
         if all(isinstance(row, np.ndarray) for row in rows):
             return np.concatenate(rows), positions
         return [row[0] for row in rows], positions
+
+
+def batch_size_of(batches: Any) -> int:
+    """The batch size of a BatchSampler, which users may have set."""
+    size = batches.batch_size
+    try:
+        if (number := operator.index(size)) >= 1:
+            return number
+    except TypeError:
+        pass
+    raise ArgumentError(f"batch_sampler.batch_size must be an integer >= 1; it was set to {size!r}")
 
 
 def _bare(indices: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Datasets and samplers of torch: which are unchanged, and the dataset protocol through its wrappers."""
+"""Datasets and samplers of torch: which are unchanged.
+
+Also the dataset protocol through its wrappers.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from threading import get_ident
 from time import monotonic_ns
 from typing import Any
@@ -15,7 +16,7 @@ from feedline.core.rng_globals import global_states
 from feedline.loader import checks
 from feedline.loader.error_policy import Quarantine
 from feedline.loader.live import LiveRun
-from feedline.loader.loop import Iteration, live_iterations
+from feedline.loader.loop import Iteration, LoaderArguments, live_iterations
 from feedline.loader.monitoring.metrics import serve_if_configured
 from feedline.loader.partitions import keep_dataset_states, with_initial_states
 from feedline.loader.plan import Plan
@@ -31,6 +32,10 @@ from feedline.loader.worker_states import (
     process_generators,
     restore_process,
     saved_generator,
+)
+
+_arguments_of: Callable[[Any], tuple[Any, ...]] = attrgetter(
+    *(f"_{name}" if name in ("index_sampler", "auto_collation") else name for name in LoaderArguments._fields)
 )
 
 
@@ -144,7 +149,7 @@ def _begin(loader: Any, state: Mapping[str, Any] | None) -> tuple[Plan, Progress
 def _connect(iteration: Iteration, loader: Any, plan: Plan, progress: Progress) -> None:
     """Connect a new iteration to the loader's monitor, ranks and workers."""
     iteration.monitor, iteration.rank = loader._fl_monitor, (loader._fl_rank, loader._fl_world_size)
-    iteration.on_shutdown = loader._fl_pools.end
+    iteration.on_shutdown, iteration.arguments = loader._fl_pools.end, LoaderArguments._make(_arguments_of(loader))
     # Workers without a seed have begun, as torch's.
     if (loader._fl.seed is not None or not loader.num_workers) and plan.takes_epochs:
         iteration.late_start = _late_start(loader, plan, progress)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic_ns
-from typing import Any, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -39,6 +39,22 @@ _FIRST_BATCH_WAIT_S = 0.1
 _profiler_enabled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
+class LoaderArguments(NamedTuple):
+    """Arguments of a loader, of which torch's iterators have copies."""
+
+    dataset: Any
+    index_sampler: Any
+    auto_collation: bool
+    collate_fn: Any
+    num_workers: int
+    prefetch_factor: int | None
+    persistent_workers: bool
+    in_order: bool
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+
+
 class Iteration(RequestWindow, _BaseDataLoaderIter):
     """Iterator over the rest of an epoch.
 
@@ -61,10 +77,12 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
     """`last_steps(batch, delivered)` returns the batch to deliver, after the stage."""
     live: LiveRun | None = None
     """The epoch of a live stream."""
+    arguments: LoaderArguments | None = None
+    """The loader's arguments, under torch's names. The loader itself may be dropped before its iteration."""
     _latest: list[Callable[[], Iteration | None]] | None = None
     """The latest iteration over the same persistent workers; all of them share this list."""
     _staged_head: PendingBatch | None = None
-    _asked = False
+    _asked = _has_shut_down = False
 
     def __init__(
         self,
@@ -256,6 +274,21 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
     def __len__(self) -> int:
         return self._length()
 
+    def __getattr__(self, name: str) -> Any:
+        """An argument of the loader: torch's iterators have them as attributes."""
+        arguments = self.arguments
+        if arguments is None or name[1:] not in LoaderArguments._fields or name[0] != "_":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return getattr(arguments, name[1:])
+
+    @property
+    def _shutdown(self) -> bool:
+        """Torch's name for the end of the workers.
+
+        Persistent ones outlive their iterations.
+        """
+        return self._has_shut_down or (self._closed and not self._persistent_workers)
+
     def queue(self) -> QueueState:
         """State of the requests in flight; for the thread of the loop."""
         window, ready = self._window, len(self._staged)
@@ -316,6 +349,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         Other tools call it by this name of torch's.
         """
         self.close()
+        self._has_shut_down = True
         stop = self.on_shutdown()
         if stop is not None:
             stop()

@@ -18,7 +18,7 @@ from feedline.core.live import is_live
 from feedline.core.packing import to_leaf
 from feedline.core.rng import derive
 from feedline.core.rng_globals import draw_seed
-from feedline.core.schedule import LOOKAHEAD, BatchSchedule, PartitionSchedule, Schedule, Share
+from feedline.core.schedule import LOOKAHEAD, BatchSchedule, PartitionSchedule, Schedule, Share, batch_size_of
 from feedline.core.torch_wrappers import is_torchs
 from feedline.errors import ArgumentError, StateError
 from feedline.loader import state as states
@@ -335,8 +335,11 @@ def plan_of(loader: Any, rank: int, world_size: int, former: Plan | None = None,
     source = _adapt_sampler(given, former)
     share = _share(source, rank, world_size, pad=inner is None or not inner.drop_last)
     lookahead = 0 if isinstance(source, MaterializedSampler) else LOOKAHEAD
-    batches = (1, False, False) if inner is None else (inner.batch_size, True, inner.drop_last)
-    schedule = Schedule(source, *batches, share, loader._fl.seed, lookahead, _forgets(loader, source, share))
+    batches = (1, False, False) if inner is None else (batch_size_of(inner), True, inner.drop_last)
+    # With drop_last, torch reads the size once for each epoch.
+    resizable = None if inner is None or inner.drop_last else inner
+    forgets = _forgets(loader, source, share)
+    schedule = Schedule(source, *batches, share, loader._fl.seed, lookahead, forgets, resizable)
     fingerprint = _fingerprint(loader, "samples", source)
     is_own = type(source) is Sequential and source is not given
     return Plan(schedule, source, fingerprint, inner is None, WorkerStates(loader.num_workers), is_own)

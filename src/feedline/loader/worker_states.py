@@ -59,7 +59,7 @@ class WorkerStates:
 
     @property
     def has_drawn(self) -> bool:
-        """True if the random generators of a worker are not those of a new one."""
+        """True if a worker has drawn from its random generators."""
         base_seed = self.base_seed
         return base_seed is None or any(
             pack_states(split_capture(captured)[0], first_states(base_seed, worker))

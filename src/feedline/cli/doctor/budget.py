@@ -1,4 +1,4 @@
-"""Limits on the time and memory that the checks of a loader take."""
+"""Limits on the time and memory of a loader's checks."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class TimeUp(BaseException):
 
 @contextmanager
 def time_limit(limit_s: float) -> Iterator[None]:
-    """Raise `TimeUp` in a block of the main thread that takes over `limit_s`.
+    """Raise `TimeUp` in a block that takes over `limit_s`.
 
-    A call of C code ends first. A limit around the block still holds. Other threads, and systems without interval
+    Only in the main thread. A call of C code ends first. A limit around the block still holds. Other threads, and systems without interval
     timers, have no limit.
     """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
@@ -68,7 +68,7 @@ class LoaderCheck(NamedTuple):
 
 @dataclass(slots=True)
 class CheckBudget:
-    """Time and memory of all checks, and the checks that they leave out."""
+    """Time and memory of all checks, and the checks left out."""
 
     nbytes: int
     deadline: float = field(default_factory=lambda: monotonic() + CHECKS_S)
@@ -79,7 +79,7 @@ class CheckBudget:
         return self.deadline - monotonic()
 
     def run(self, check: LoaderCheck, sample_s: float = 0.0, sample_nbytes: int = 0) -> list[Finding]:
-        """Findings of a check; none if samples of this cost make it too expensive."""
+        """Findings of a check; none if such samples make it too expensive."""
         wanted_s, wanted = check.reads * sample_s, check.holds * sample_nbytes
         if wanted > self.nbytes:
             self.left_out.append(f"{check.name} ({size(wanted)} of samples)")

@@ -69,7 +69,7 @@ WAITING_SHARE = 0.5
 
 
 def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
-    """Run all checks within `CHECKS_S`; an error in a check is a finding, too.
+    """Run all checks within `CHECKS_S`; their errors are findings, too.
 
     Checks whose samples would take too much time or memory are left out, which is a finding as well.
     """
@@ -201,7 +201,10 @@ _REPAIR = 'repair them, or DataLoader(on_error="skip") leaves them out'
 
 
 def raised(error: Exception) -> Finding:
-    """Finding on an error in a check, with the index of the sample if the error names one."""
+    """Finding on an error in a check.
+
+    It has the index of the sample if the error names one.
+    """
     evidence = f"{type(error).__name__}: {error}"
     for note in getattr(error, "__notes__", ()):
         if named := _SAMPLE_NOTE.match(note):

@@ -27,7 +27,7 @@ COMPARED_BATCHES = 8
 
 
 def duplicates(loader: TorchDataLoader[Any], ranks: int) -> Iterator[Finding]:
-    """Workers that read the same samples, found as by a loop of the loader."""
+    """Findings on workers that read the same samples."""
     if not isinstance(loader.dataset, IterableDataset) or loader.num_workers < 2 or is_partitioned(loader.dataset):
         return
     with warnings.catch_warnings(record=True) as caught:
@@ -48,7 +48,7 @@ def duplicates(loader: TorchDataLoader[Any], ranks: int) -> Iterator[Finding]:
 
 
 def length(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
-    """Length of a stream, compared with its samples as far as they are read."""
+    """Length of a stream, compared with the samples read."""
     promised = length_of(loader.dataset) if isinstance(loader.dataset, IterableDataset) else None
     if promised is None:
         return

@@ -254,9 +254,9 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
         return self._transform(self._read(np.array([at]), [None])[0], None)
 
     def _is_row_of_tensors(self, index: Any) -> bool:
-        """True for a sample that is made faster from the table, which also refuses damage.
+        """True for a sample that is made faster from the table.
 
-        For one row of Python's values, `datasets` is faster.
+        That read also refuses damage. For one row of Python's values, `datasets` is faster.
         """
         is_row = type(index) is int and -len(self) <= index < len(self)
         return is_row and bool(self._targets) and self._rest.format["type"] == "torch"

@@ -127,7 +127,10 @@ def _workers_are_free(loader: Any) -> bool:
 
 
 def _drew_nothing(loader: Any) -> bool:
-    """True if worker processes have built a whole epoch, and changed neither random generators nor the dataset."""
+    """True if a whole epoch has changed nothing in worker processes.
+
+    Neither random generators nor the dataset.
+    """
     progress = loader._fl_progress
     is_whole = progress is not None and progress.is_over and bool(progress.workers.captures)
     return is_whole and loader._fl_pools.keeps_objects and not progress.workers.has_drawn

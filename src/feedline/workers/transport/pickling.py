@@ -241,7 +241,7 @@ def restore(thing: Thing) -> Thing:
 
 
 def as_memmap(array: NDArray[Any]) -> np.memmap[Any, Any]:
-    """Return an array in memory as a memmap without a file, as a pickled memmap is."""
+    """An array in memory as memmap without a file, like pickled ones."""
     return array.view(np.memmap)
 
 
