@@ -32,8 +32,8 @@ class TimeUp(BaseException):
 def time_limit(limit_s: float) -> Iterator[None]:
     """Raise `TimeUp` in a block that takes over `limit_s`.
 
-    Only in the main thread. A call of C code ends first. A limit around the block still holds. Other threads, and systems without interval
-    timers, have no limit.
+    Only in the main thread. A call of C code ends first. A limit around the block still holds. Other threads, and
+    systems without interval timers, have no limit.
     """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
