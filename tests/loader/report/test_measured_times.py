@@ -61,6 +61,24 @@ def test_a_fetch_that_sleeps_is_distinguished_from_one_that_computes(
         assert fetch.cpu_s <= 0.5 * fetch.total_s
 
 
+def begin_late(worker: int) -> None:
+    time.sleep(0.3 * worker)
+
+
+def test_the_starts_of_all_workers_are_no_waiting_for_batches() -> None:
+    """The loop waits for the first batch of each worker."""
+    loader = fl.DataLoader(range(24), batch_size=4, num_workers=3, worker_init_fn=begin_late)  # type: ignore[arg-type]
+    with loader:
+        for _ in range(2):
+            assert len(list(loader)) == 6
+        verdict = loader.report()
+    assert verdict.limiting_stage == "startup"
+    assert verdict.replayed is not None
+    assert verdict.replayed.startup_s >= 0.55
+    assert verdict.replayed.measured.wait_s < 0.1
+    assert verdict.advice[0].arguments == {"persistent_workers": True}
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_time_of_a_sampler_is_a_stage(workers: int) -> None:
     with fl.DataLoader(Sleeping(), batch_size=4, sampler=SlowOrder(), num_workers=workers) as loader:

@@ -468,6 +468,9 @@ def test_a_single_batch_is_a_first_impression() -> None:
     assert "first impression" in verdict.explanation
     few = verdict_of(replace(BASE, batches=5))
     assert few.explanation.startswith("Only 5 batches seen: take this as a first impression.")
+    run = replace(BASE, batches=5).run()
+    many = diagnose(run.stats, replace(BASE.context(), earlier_batches=5), run.recent)  # of epochs as short as this one
+    assert "Only" not in many.explanation
 
 
 def test_deaths_and_skips_are_noted_in_any_case() -> None:

@@ -176,10 +176,14 @@ def persistent_workers(model: Model, _: Stats) -> Iterator[Advice]:
     context = model.context
     if model.present.setting.method == INLINE or context.persistent_workers or context.epoch_batches is None:
         return
-    gain = model.without_startup()
     epoch = count(context.epoch_batches, "batch")
     text = f"each epoch of {epoch} waits {seconds(model.startup_s)} for its workers to start"
-    yield Advice(text, {"persistent_workers": True}, gain, 1 + 0.7 * (gain - 1), 1 + 1.1 * (gain - 1), "measured")
+    yield Advice(text, {"persistent_workers": True}, *_without_startup(model), "measured")
+
+
+def _without_startup(model: Model) -> Gain:
+    gain = model.without_startup()
+    return Gain(gain, 1 + 0.7 * (gain - 1), 1 + 1.1 * (gain - 1))
 
 
 def other_pools(model: Model, _: Stats) -> Iterator[Advice]:
@@ -383,8 +387,7 @@ def predict(model: Model, arguments: Mapping[str, Any]) -> Gain | None:
     if arguments == {"persistent_workers": True}:
         if model.present.setting.method == INLINE:  # it has no workers to keep
             return None
-        gain = model.without_startup()
-        return Gain(gain, gain, gain)
+        return _without_startup(model)
     case = case_of(model, arguments)
     return None if case is None else model.range_of(case, *doubtful_cases(model, case))
 

@@ -86,6 +86,8 @@ class Context:
     """Limits of memory bandwidth; None if they were not measured, as for small batches."""
     memory_left_nbytes: int | None = None
     """Memory that loop and workers may still take; None if unknown, or if the workers do not grow."""
+    earlier_batches: int = 0
+    """Batches of the epochs before the one of the verdict."""
 
     @property
     def setting(self) -> EngineSetting:

@@ -43,7 +43,7 @@ class Measured:
     wait_s: float = 0.0
     step_s: float = 0.0
     startup_s: float = 0.0
-    """Wait for the first batch of an epoch."""
+    """Wait for the first batch of an epoch, and for workers that began later than the first one."""
     listing_s: float = 0.0
     """Part of this wait in which the sampler lists its order, whether workers start or not."""
     closing_s: float = 0.0
@@ -83,6 +83,7 @@ class Measured:
         later = [table for table in tables if "step" in table.wall]
         if not later:
             return cls._of_totals(stats)
+        starts_s = _take_starts(tables)
         has_delay = len(later) >= LEAST_BATCHES
         delay = _delays(tables) if has_delay else {}
         # The latest batches may be so short that no CPU time was read for some stage.
@@ -94,7 +95,7 @@ class Measured:
             period_s=_mean(table.wall["step"] + table.wall.get("wait", 0.0) for table in later),
             wait_s=_mean(table.wall.get("wait", 0.0) for table in later),
             step_s=_mean(table.wall["step"] for table in later),
-            startup_s=stats.startup_s,
+            startup_s=stats.startup_s + starts_s,
             listing_s=_listing_s(stats),
             closing_s=stats.closing_s,
             delivery_s=_delivery_s(later),
@@ -339,6 +340,23 @@ def _with_turns(batches: tuple[BatchTimes, ...], tables: Sequence[_BatchSpans], 
         return batches
     turn = Task(wait_s=_mean(turns))
     return tuple(replace(batch, work={TURN: turn, **batch.work}) for batch in batches)
+
+
+def _take_starts(tables: Sequence[_BatchSpans]) -> float:
+    """Take the starts of further workers out of the waits; return their sum.
+
+    The loop waits for them with the first batch of each worker, until that worker begins to build it.
+    """
+    if "step" in tables[0].wall:  # the beginning of the epoch is too long ago
+        return 0.0
+    begun, starts_s = {tables[0].worker}, 0.0
+    for table in tables:
+        if table.worker not in begun:
+            begun.add(table.worker)
+            start_s = min(max(table.began_s - table.called_s, 0.0), table.wall.get("wait", 0.0))
+            table.wall["wait"] = table.wall.get("wait", 0.0) - start_s
+            starts_s += start_s
+    return starts_s
 
 
 def _listing_s(stats: Stats) -> float:

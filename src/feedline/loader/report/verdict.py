@@ -302,7 +302,7 @@ def _headline(model: Model, stats: Stats, stage: str) -> str:
 
 def _explanation(model: Model, stats: Stats, stage: str) -> str:
     caution = ""
-    if stats.batches < FEW_BATCHES:
+    if stats.batches + model.context.earlier_batches < FEW_BATCHES:
         caution = f"Only {count(stats.batches, 'batch')} seen: take this as a first impression. "
     return caution + _EXPLANATIONS.get(stage, _explain_stage)(model, stats, stage)
 
@@ -388,8 +388,8 @@ def _explain_copy(model: Model, stats: Stats, stage: str) -> str:
 def _explain_startup(model: Model, stats: Stats, _: str) -> str:
     batches = count(model.context.epoch_batches or stats.batches, "batch")
     return (
-        f"Why: an epoch of {batches} begins with {seconds(model.measured.startup_s)} of waiting for the first one; "
-        f"after it, a batch comes every {seconds(model.now_s)}."
+        f"Why: an epoch of {batches} begins with {seconds(model.measured.startup_s)} of waiting for its first batches; "
+        f"after them, one comes every {seconds(model.now_s)}."
     )
 
 
