@@ -155,6 +155,9 @@ INIT = "class A(Dataset):\n def __init__(self, root):\n  "
 SPAWN = "def main():\n train(DataLoader(data, num_workers=2, multiprocessing_context=mp.get_context('spawn')))\n"
 
 
+PARTIAL = "from functools import partial\ndef f(n, b): return b.cuda()\n"
+
+
 DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\nmodel = DDP(model)\n"
 
 
@@ -184,6 +187,16 @@ FORMS = {
         f"{INIT}self.x = []\n  for part in root:\n   self.x.append(f(part))",
         "class A(Dataset):\n def __init__(self, *parts):\n  self.x = []\n  for part in parts: self.x.append(f(part))",
     ),
+    "a list that is extended": (
+        "list-of-objects",
+        f"{INIT}self.x = []\n  self.x.extend(f(p) for p in root)\n  for p in root: self.x.extend(f(p))",
+        f"{INIT}self.x = []\n  self.x.extend(['a', 'b'])\n  self.x.extend(f(root))",
+    ),
+    "a list that grows by another": (
+        "list-of-objects",
+        f"{INIT}self.x = []\n  self.x += [f(p) for p in root.iterdir()]",
+        f"{INIT}self.x = []\n  self.n = 0\n  for p in root: self.n += f(p)\n  self.x += ['a']",
+    ),
     "a tensor made on the device": (
         "device-in-getitem",
         f"{SAMPLE}return torch.zeros(3, device='cuda')",
@@ -208,6 +221,26 @@ FORMS = {
         "device-in-getitem",
         "def stack(b): return torch.stack(b).cuda()\nDataLoader(data, collate_fn=stack, num_workers=4)",
         "def stack(b): return torch.stack(b).cuda()\nDataLoader(data, collate_fn=stack)",
+    ),
+    "a lambda that collates": (
+        "device-in-getitem",
+        "DataLoader(data, collate_fn=lambda b: torch.stack(b).cuda(), num_workers=4)",
+        "DataLoader(data, collate_fn=lambda b: torch.stack(b), num_workers=4)\ny = (lambda b: b.cuda())(x)",
+    ),
+    "a lambda in a variable": (
+        "device-in-getitem",
+        "stack = lambda b: torch.stack(b).to('cuda')\nDataLoader(data, collate_fn=stack, num_workers=4)",
+        "stack = lambda b: torch.stack(b).to('cuda')\nDataLoader(data, collate_fn=stack)",
+    ),
+    "a method that collates": (
+        "device-in-getitem",
+        "class C:\n def stack(self, b): return b.cuda()\nDataLoader(data, collate_fn=C().stack, num_workers=4)",
+        "class C:\n def move(self, b): return b.cuda()\nDataLoader(data, collate_fn=C().stack, num_workers=4)",
+    ),
+    "a part of a function that collates": (
+        "device-in-getitem",
+        f"{PARTIAL}DataLoader(data, collate_fn=partial(f, 1), num_workers=4)",
+        f"{PARTIAL}DataLoader(data, collate_fn=partial(g, f), num_workers=4)",
     ),
     "a tensor of a dataset on the device": (
         "device-in-init",
@@ -250,6 +283,11 @@ FORMS = {
         "DataLoader(data, num_workers='auto', persistent_workers=True)",
     ),
     "a call that starts the loop": ("unguarded-spawn", f"{SPAWN}main()", f"{SPAWN}if '__main__' == __name__:\n main()"),
+    "a start method for all": (
+        "unguarded-spawn",
+        "torch.multiprocessing.set_start_method('spawn')\nfor x in DataLoader(data, num_workers=2): print(x)",
+        "torch.multiprocessing.set_start_method('fork')\nfor x in DataLoader(data, num_workers=2): print(x)",
+    ),
     "a module that others import": ("unguarded-spawn", f"{SPAWN}main()", SPAWN),
     "parallel training by another name": (
         "undivided-ranks",
@@ -423,6 +461,30 @@ def test_another_file_of_the_same_package_may_have_what_a_rule_misses(tmp_path: 
     assert [(hit.code, hit.severity) for hit in together.hits] == [("duplicate-stream", Severity.NOTE)]
     (package / "__init__.py").unlink()
     assert not command.run([str(tmp_path)]).is_clean, "scripts of one folder are no package"
+
+
+PARALLEL = "from torch.nn.parallel import DistributedDataParallel\nmodel = DistributedDataParallel(model)\n"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "imports", "is_hit"),
+    [
+        (PARALLEL, "from data import make", True),
+        (PARALLEL, "import project.data as d", True),
+        (PARALLEL, "from . import data", True),
+        (PARALLEL, "from other import make", False),
+        ("", "from data import make", False),
+        (f"{PARALLEL}sampler = DistributedSampler(x)\n", "from data import make", False),
+    ],
+)
+def test_a_loader_is_not_divided_among_the_ranks_of_the_script_that_imports_it(
+    tmp_path: Path, trainer: str, imports: str, is_hit: bool
+) -> None:
+    (tmp_path / "train.py").write_text(f"{imports}\n{trainer}")
+    (tmp_path / "data.py").write_text(f"{HEAD}def make(x): return DataLoader(x, shuffle=True, num_workers=n)\n")
+    found = [hit for hit in command.run([str(tmp_path)]).hits if hit.code == "undivided-ranks"]
+    assert [(Path(hit.place.path).name, hit.place.line) for hit in found] == ([("data.py", 6)] if is_hit else [])
+    assert all("train.py" in hit.text for hit in found)
 
 
 def test_a_script_in_the_current_folder_may_be_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from feedline.cli.arguments import AsJson, print_json
 from feedline.cli.doctor.findings import Finding, Marks, Severity, render
-from feedline.cli.lint.rules import RULES
+from feedline.cli.lint.rules import RULES, Rule, trains_in_parallel, undivided_loaders
 from feedline.cli.lint.source import TOO_DEEP, SourceFile, SourcePlace, UnreadableFile, package_of, parse, python_files
 from feedline.errors import ArgumentError
 
@@ -66,7 +66,7 @@ def run(paths: Iterable[str]) -> LintSurvey:
     Raises `ArgumentError` for a path that does not exist. Files that cannot be parsed are listed.
     """
     files, hits, unreadable = 0, list[Hit](), list[UnreadableFile]()
-    found = set[tuple[Path, str]]()
+    found, trainers, loaders = set[tuple[Path, str]](), list[SourceFile](), list[Hit]()
     for path in paths:
         root = Path(path)
         if not root.exists():
@@ -85,9 +85,26 @@ def run(paths: Iterable[str]) -> LintSurvey:
             }
             try:
                 hits += [hit for source in parsed for hit in examine(source)]
+                trainers += [source for source in parsed if trains_in_parallel(source)]
+                loaders += [hit for source in parsed for hit in _hits(source, SHARED_BY_TRAINER)]
             except RecursionError:
                 unreadable.append(UnreadableFile(str(file), TOO_DEEP))
-    return LintSurvey(files, [weighed for hit in hits for weighed in _weaken(hit, found)], unreadable)
+    hits = [weighed for hit in hits for weighed in _weaken(hit, found)]
+    known = {hit.place for hit in hits if hit.code == SHARED_BY_TRAINER.code}
+    for hit in loaders:
+        trainer = next((each for each in trainers if _uses(each, hit.place.path)), None)
+        if trainer is not None and hit.place not in known:
+            hits.append(hit._replace(text=f"{hit.text}, in which {trainer.path} wraps the model"))
+    return LintSurvey(files, hits, unreadable)
+
+
+SHARED_BY_TRAINER = Rule("undivided-ranks", Severity.BAD, undivided_loaders)
+"""The rule for loaders of modules that a script for several ranks imports."""
+
+
+def _uses(trainer: SourceFile, path: str) -> bool:
+    """True if a script imports a module of its folder or below."""
+    return Path(path).stem in trainer.modules and Path(trainer.path).parent in Path(path).parents
 
 
 CALLS_ELSEWHERE = {"missing-set-epoch": ".set_epoch(", "duplicate-stream": "get_worker_info"}
@@ -105,13 +122,15 @@ def _weaken(hit: Hit, found: Container[tuple[Path, str]]) -> Iterator[Hit]:
 
 def examine(source: SourceFile) -> list[Hit]:
     """Hits of all rules in one file, in the order of lines."""
-    hits = [
+    return sorted((hit for rule in RULES for hit in _hits(source, rule)), key=lambda hit: hit.place.line)
+
+
+def _hits(source: SourceFile, rule: Rule) -> list[Hit]:
+    return [
         Hit(source.place(node), rule.code, rule.severity, text, remedy)
-        for rule in RULES
         for node, text, remedy in rule.find(source)
         if not source.ignores(getattr(node, "lineno", 1), rule.code)
     ]
-    return sorted(hits, key=lambda hit: hit.place.line)
 
 
 def show(survey: LintSurvey, console: Console) -> None:

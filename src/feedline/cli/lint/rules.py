@@ -150,8 +150,8 @@ def generator_in_init(source: SourceFile) -> Iterator[Violation]:
 
 def seed_per_sample(source: SourceFile) -> Iterator[Violation]:
     """Constant seeds set in workers or for each sample."""
-    functions = [method for definition in dataset_classes(source) if (method := method_of(definition, "__getitem__"))]
-    functions += init_functions(source)
+    functions: list[ast.FunctionDef | ast.Lambda] = [*init_functions(source)]
+    functions += [method for kind in dataset_classes(source) if (method := method_of(kind, "__getitem__"))]
     for function in functions:
         for name, call in source.calls(function):
             if name in SEEDS and call.args and isinstance(call.args[0], ast.Constant):
@@ -193,10 +193,11 @@ def device_in_getitem(source: SourceFile) -> Iterator[Violation]:
                     text = f"{definition.name} moves single samples to the device: one copy and one context per worker"
                     yield Violation(call, text, remedy)
     with_workers = [call for name, call in source.calls() if name in LOADERS and not _has_no_workers(call)]
-    for function in passed_functions(source, "collate_fn", with_workers):
-        for _, call in source.calls(function):
+    for passed in passed_functions(source, "collate_fn", with_workers):
+        for _, call in source.calls(passed):
             if call not in seen and moves_to_device(source, call):
-                text = f"{function.name} moves batches to the device: one context per worker, and forked ones fail"
+                name = getattr(passed, "name", "the lambda")
+                text = f"{name} moves batches to the device: one context per worker, and forked ones fail"
                 yield Violation(call, text, remedy)
 
 
@@ -301,12 +302,27 @@ def _is_object(source: SourceFile, value: ast.expr | None) -> bool:
 
 def undivided_ranks(source: SourceFile) -> Iterator[Violation]:
     """Shuffled loaders next to DistributedDataParallel that no rank divides."""
+    if trains_in_parallel(source):
+        yield from undivided_loaders(source)
+
+
+def trains_in_parallel(source: SourceFile) -> bool:
+    """True if every rank needs samples of its own."""
     names = {name.rpartition(".")[2] for name, _ in source.calls()}
-    if not names & {"DistributedDataParallel", "fully_shard"} or names & {"prepare", "setup_dataloaders"}:
-        return  # Accelerate and Fabric add a sampler
-    if any("Distributed" in name and name.endswith("Sampler") for name in names) or "distributed=" in source.text:
-        return
-    for name, call in source.calls():
+    if names & {"prepare", "setup_dataloaders"}:  # Accelerate and Fabric add a sampler
+        return False
+    return bool(names & {"DistributedDataParallel", "fully_shard"}) and not _divides_samples(source)
+
+
+def _divides_samples(source: SourceFile) -> bool:
+    names = {name.rpartition(".")[2] for name, _ in source.calls()}
+    has_sampler = any("Distributed" in name and name.endswith("Sampler") for name in names)
+    return has_sampler or "distributed=" in source.text
+
+
+def undivided_loaders(source: SourceFile) -> Iterator[Violation]:
+    """Shuffled loaders whose samples no rank divides."""
+    for name, call in source.calls() if not _divides_samples(source) else ():
         dataset = argument_of(call, "dataset", 0)
         is_shuffled = name in LOADERS and is_true(argument_of(call, "shuffle", 2)) and not has_star(call)
         if is_shuffled and dataset is not None:
@@ -322,15 +338,20 @@ def unguarded_spawn(source: SourceFile) -> Iterator[Violation]:
     if source.cell is not None or "__main__" in source.text:
         return
     spawns = any(
-        name in LOADERS
-        and (context := argument_of(call, "multiprocessing_context")) is not None
-        and re.search("'(spawn|forkserver)'", source.code(context))
+        (context := _start_method(name, call)) is not None and re.search("'(spawn|forkserver)'", source.code(context))
         for name, call in source.calls()
     )
     statement = next(_iterations_of_script(source), None) if spawns else None
     if statement is not None:
         text = "spawned workers import the script, and would start this loop again: they fail"
         yield Violation(statement, text, 'put it below if __name__ == "__main__":')
+
+
+def _start_method(name: str, call: ast.Call) -> ast.expr | None:
+    """Start method that a call sets for loaders."""
+    if name in LOADERS:
+        return argument_of(call, "multiprocessing_context", 11)
+    return argument_of(call, "method", 0) if name.endswith("multiprocessing.set_start_method") else None
 
 
 def _iterations_of_script(source: SourceFile) -> Iterator[ast.AST]:
@@ -413,7 +434,8 @@ def seeding_init_fn(source: SourceFile) -> Iterator[Violation]:
         calls = [name for name, _ in source.calls(function)]
         if calls and all(name in SEEDS or name.startswith(("torch.initial_seed", "int")) for name in calls):
             remedy = "feedline seeds torch, numpy.random and random in each worker: remove it"
-            yield Violation(function, f"{function.name} only seeds generators", remedy)
+            name = getattr(function, "name", "the lambda")
+            yield Violation(function, f"{name} only seeds generators", remedy)
 
 
 def sharing_strategy(source: SourceFile) -> Iterator[Violation]:

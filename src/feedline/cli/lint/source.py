@@ -26,7 +26,10 @@ LARGEST_NBYTES = 2_000_000
 _IGNORED = re.compile(r"#\s*feedline:\s*ignore(?:\[([\w, -]+)\])?")
 
 
-_SUBJECT = re.compile(r"DataLoader|Dataset|Sampler|__getitem__|sharing_strategy|shuffle\(|next\(\s*iter|\.item\(")
+_SUBJECT = re.compile(
+    r"DataLoader|Dataset|Sampler|__getitem__|sharing_strategy|shuffle\(|next\(\s*iter|\.item\("
+    r"|DistributedDataParallel|fully_shard"
+)
 """A file without any of these words breaks no rule."""
 
 
@@ -64,6 +67,14 @@ class SourceFile:
     def parents(self) -> dict[ast.AST, ast.AST]:
         """The directly enclosing node of each node."""
         return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+
+    @cached_property
+    def modules(self) -> set[str]:
+        """Last names of everything that the file imports."""
+        imports = [node for node in self.nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+        paths = [alias.name for node in imports for alias in node.names]
+        paths += [node.module for node in imports if isinstance(node, ast.ImportFrom) and node.module]
+        return {path.rpartition(".")[2] for path in paths}
 
     @cached_property
     def classes(self) -> list[ast.ClassDef]:

@@ -127,13 +127,30 @@ def is_self(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id == "self"
 
 
-def passed_functions(source: SourceFile, argument: str, calls: Iterable[ast.Call]) -> list[ast.FunctionDef]:
-    """Functions of this file that calls pass as this argument."""
-    passed = {value.id for call in calls if isinstance(value := argument_of(call, argument), ast.Name)}
-    return [node for node in source.nodes if isinstance(node, ast.FunctionDef) and node.name in passed]
+def passed_functions(
+    source: SourceFile, argument: str, calls: Iterable[ast.Call]
+) -> list[ast.FunctionDef | ast.Lambda]:
+    """Functions of this file that calls pass as this argument.
+
+    Lambdas, methods and the functions of `partial` are among them.
+    """
+    passed = [each for call in calls if (value := argument_of(call, argument)) for each in _functions_of(source, value)]
+    lambdas = [each for each in passed if isinstance(each, ast.Lambda)]
+    return lambdas + [node for node in source.nodes if isinstance(node, ast.FunctionDef) and node.name in passed]
 
 
-def init_functions(source: SourceFile) -> list[ast.FunctionDef]:
+def _functions_of(source: SourceFile, value: ast.expr) -> list[ast.Lambda | str]:
+    """Lambdas and names of functions that an expression may give."""
+    if isinstance(value, ast.Call) and value.args and source.qualified_name(value.func) == "functools.partial":
+        return _functions_of(source, value.args[0])
+    if isinstance(value, ast.Name):
+        return [value.id, *(each for each in values_of(source, value.id) if isinstance(each, ast.Lambda))]
+    if isinstance(value, ast.Attribute):
+        return [value.attr]
+    return [value] if isinstance(value, ast.Lambda) else []
+
+
+def init_functions(source: SourceFile) -> list[ast.FunctionDef | ast.Lambda]:
     """Functions of this file that are passed as worker_init_fn."""
     return passed_functions(source, "worker_init_fn", (call for _, call in source.calls()))
 
@@ -192,13 +209,31 @@ def appends_objects(source: SourceFile, method: ast.FunctionDef, assignment: ast
     if not stores or not all(_is_empty_list(source, node.value) for node in stores):
         return False
     return any(
-        isinstance(call.func, ast.Attribute)
-        and call.func.attr == "append"
-        and source.code(call.func.value) in names
-        and not any(isinstance(part, ast.Constant) for part in call.args)
-        and not all(_is_brief(loop, method.args.vararg) for loop in loops_around(source, call))
-        for _, call in source.calls(method)
+        source.code(filled) in names
+        and not any(isinstance(part, ast.Constant) for part in added)
+        and (is_many or not all(_is_brief(loop, method.args.vararg) for loop in loops_around(source, node)))
+        for node, filled, added, is_many in _additions(source, method)
     )
+
+
+def _additions(source: SourceFile, method: ast.FunctionDef) -> Iterator[tuple[ast.AST, ast.expr, list[ast.expr], bool]]:
+    """Additions to lists.
+
+    Each is the node, the list, what is added, and whether that is many objects.
+    """
+    for _, call in source.calls(method):
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "extend"):
+            is_many = call.func.attr == "extend"
+            added = [part for arg in call.args for part in _parts(arg)] if is_many else call.args
+            yield call, call.func.value, added, is_many and any(makes_objects(source, part) for part in added)
+    for node in ast.walk(method):
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+            yield node, node.target, _parts(node.value), makes_objects(source, node.value)
+
+
+def _parts(value: ast.expr) -> list[ast.expr]:
+    """The elements of a literal list; other expressions as they are."""
+    return value.elts if isinstance(value, (ast.List, ast.Tuple)) else [value]
 
 
 def _is_empty_list(source: SourceFile, value: ast.expr | None) -> bool:
