@@ -345,7 +345,7 @@ def _with_turns(batches: tuple[BatchTimes, ...], tables: Sequence[_BatchSpans], 
 def _take_starts(tables: Sequence[_BatchSpans]) -> float:
     """Take the starts of further workers out of the waits.
 
-    Returns their sum. The loop waits for them with the first batch of each worker, until that worker begins to build it.
+    Returns their sum. The loop waits for them with the first batch of each worker, until the worker begins to build it.
     """
     if "step" in tables[0].wall:  # the beginning of the epoch is too long ago
         return 0.0
