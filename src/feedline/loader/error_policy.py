@@ -62,6 +62,8 @@ class Quarantine:
     latest: tuple[tuple[int, int, Any], ...] = ()
     merged_counts: tuple[int, int] = (0, 0)
     """`count` and `this_epoch` of the merged state that all ranks were resumed from."""
+    ended: int = 0
+    """`this_epoch` at the end of the latest epoch."""
     _last: SkippedSample | None = None
 
     def add(self, skips: Iterable[SkippedSample]) -> None:
@@ -81,7 +83,7 @@ class Quarantine:
 
     def end_epoch(self) -> None:
         """Begin to count for the next epoch."""
-        self.this_epoch, self.merged_counts = 0, (self.merged_counts[0], 0)
+        self.ended, self.this_epoch, self.merged_counts = self.this_epoch, 0, (self.merged_counts[0], 0)
 
     def check_not_empty(self) -> None:
         """Raise ErrorLimitError, whatever the limit, if samples of this epoch failed.

@@ -18,7 +18,7 @@ from debris import DebrisGuard
 from gated import Gated, hanging_loop
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from tqdm import tqdm
 
 import feedline as fl
@@ -89,6 +89,33 @@ def test_interleaved_iterators_count_together() -> None:
     for batches in (first, second, first, second):
         next(batches)
     assert loader.stats().batches == 4
+
+
+class Broken(Dataset[int]):
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> int:
+        if index in (7, 41):
+            raise ValueError("no such file")
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skipped_samples_stay_in_the_figures_after_their_epoch(workers: int, tmp_path: Path) -> None:
+    with fl.DataLoader(Broken(), 5, num_workers=workers, on_error="skip") as loader:
+        for epoch in range(1, 3):
+            assert len(list(loader)) == 12
+            stats = loader.stats()
+            assert stats.skipped == 2 * epoch
+            assert stats.since_epoch is not None
+            assert stats.since_epoch.skipped == 2
+            assert [(each[0], each[2]) for each in stats.latest_skipped[-2:]] == [(epoch - 1, 7), (epoch - 1, 41)]
+        next(iter(loader))
+        note = "4 samples could not be read and were skipped or replaced, the latest at index 41, 7;"
+        assert note in str(loader.report()).replace("\n", " ")
+        loader.report_html(tmp_path / "page.html")
+    assert "Skipped samples" in (tmp_path / "page.html").read_text()
 
 
 def test_restarts_are_counted_over_epochs() -> None:

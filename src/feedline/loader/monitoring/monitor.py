@@ -65,7 +65,7 @@ MOST_NS = 2_000_000_000
 _OF_NOW = (
     "stores", "epoch", "position", "length", "ready", "in_flight", "worker_nbytes", "worker_growth_nbytes",
     "padding_share", "throttled_share", "contended_share", "outside_share", "gpu_utilization", "others_cpus",
-    "workers", "restarts", "skipped",
+    "workers", "restarts", "skipped", "latest_skipped",
 )  # fmt: skip
 """Figures of the present that a verdict on the previous epoch also uses."""
 
@@ -203,6 +203,7 @@ class Monitor:
         if sources is None:
             return Stats()
         progress, pools = sources.progress, sources.pools
+        quarantine = progress.quarantine
         pool = pools.pool_statistics()
         # A loop that waits for its first batch has none: they take a while.
         machine = self._machine.system(
@@ -221,12 +222,14 @@ class Monitor:
             "contended_share": pool.contended_share,
             "outside_share": pool.outside_share,
             "others_cpus": self._machine.others_cpus,
+            "latest_skipped": quarantine.latest,
         }
         stores = store_metrics.statistics()
         epoch = replace(progress.totals.stats(), stores=stores.since(progress.stores_before), **common)
-        epoch = pools.with_pool_figures(epoch, progress.quarantine.this_epoch, since_epoch=True)
+        skipped = quarantine.ended if progress.is_over else quarantine.this_epoch
+        epoch = pools.with_pool_figures(epoch, skipped, since_epoch=True)
         whole = replace(self.whole.stats(), stores=stores.since(self._stores_before or StoreStatistics()), **common)
-        whole = pools.with_pool_figures(whole, progress.quarantine.count)
+        whole = pools.with_pool_figures(whole, quarantine.count)
         return replace(
             whole, slowest=self._with_addresses(whole), since_epoch=replace(epoch, slowest=self._with_addresses(epoch))
         )
@@ -236,7 +239,9 @@ class Monitor:
 
         It is the previous epoch until the current one has `FEW_BATCHES` batches, or as many as the previous one had.
         """
-        epoch, former = self.stats().since_epoch or Stats(), self._former
+        whole, former = self.stats(), self._former
+        # A failure of any epoch is worth a note.
+        epoch = replace(whole.since_epoch or Stats(), restarts=whole.restarts, skipped=whole.skipped)
         recent = [] if self._sources is None else self._sources.progress.totals.recent
         if former is None:
             return epoch, recent

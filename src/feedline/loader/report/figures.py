@@ -34,6 +34,9 @@ def figures_of(stats: Stats) -> dict[str, Any]:
     figures["stages"] = {stage: stage_figures(times) for stage, times in stats.stages.items()}
     figures["loop"] = {stage: stage_figures(times) for stage, times in stats.loop.items()}
     figures["stores"] = {name: amount for name, amount in asdict(stats.stores).items() if amount}
+    figures["latest_skipped"] = [
+        [epoch, position, plain_index(index)] for epoch, position, index in stats.latest_skipped
+    ]
     figures["slowest"] = [_slow_figures(batch) for batch in stats.slowest]
     if stats.since_epoch is not None:
         epoch = stats.since_epoch

@@ -14,6 +14,10 @@ GROWTH = 0.02
 LEAST_GROWTH_NBYTES = 4 << 20
 
 
+_NAMED = 3
+"""Number of failed samples that a note names."""
+
+
 def grows(stats: Stats) -> bool:
     """True if the memory of the workers grows from epoch to epoch."""
     return (stats.worker_growth_nbytes or 0.0) > max(GROWTH * stats.worker_nbytes, LEAST_GROWTH_NBYTES)
@@ -38,8 +42,10 @@ def incidents(stats: Stats, context: Context) -> Iterator[str]:
         )
     if stats.skipped:
         were = "was" if stats.skipped == 1 else "were"
+        indices = list(dict.fromkeys(str(index) for _, _, index in reversed(stats.latest_skipped)))[:_NAMED]
+        latest = f", the latest at index {', '.join(indices)}" if indices else ""
         yield (
-            f"{count(stats.skipped, 'sample')} could not be read and {were} skipped or replaced; "
+            f"{count(stats.skipped, 'sample')} could not be read and {were} skipped or replaced{latest}; "
             "ErrorPolicy(quarantine=...) lists them in a file"
         )
 

@@ -124,7 +124,7 @@ def _mean(figures: Mapping[str, Any], stage: str) -> float:
 def _rank(report: RankReport, *, folded: bool, named: bool) -> str:
     inner = "".join(
         (_verdict(report), _lines(report), _tiles(report), _what_if(report), _where(report), _over_time(report),
-         _timeline(report), _stages(report), _slowest(report), _incidents(report), _settings(report))
+         _timeline(report), _stages(report), _slowest(report), _skipped(report), _incidents(report), _settings(report))
     )  # fmt: skip
     if not folded:
         return inner
@@ -316,6 +316,12 @@ def _slowest(report: RankReport) -> str:
 
 
 _SLOW_HEADS = ("epoch", "batch", "stage", "took", "samples", "first sample")
+
+
+def _skipped(report: RankReport) -> str:
+    latest = reversed(report.figures.get("latest_skipped", ()))  # logs of older runs have no list
+    rows = [[f"{epoch}", f"{position:,}", escape(str(index))] for epoch, position, index in latest]
+    return _section("Skipped samples, latest first", _table(("epoch", "position", "index"), rows)) if rows else ""
 
 
 def _incidents(report: RankReport) -> str:

@@ -139,6 +139,8 @@ class Stats:
     """Workers that died and were replaced."""
     skipped: int = 0
     """Samples that failed and were left out or replaced."""
+    latest_skipped: tuple[tuple[int, int, Any], ...] = ()
+    """Epoch, position in its order, and index of the latest of these samples, at most eight."""
     workers: int = 0
     """Live workers."""
     stores: StoreStatistics = field(default_factory=StoreStatistics)
