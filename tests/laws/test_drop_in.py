@@ -160,10 +160,10 @@ class MadeOfMany(Dataset[Any]):
         return self.makers[place[0]](place[1])
 
 
-@given(st.lists(st.tuples(SAMPLES, st.integers(1, 9)), min_size=20, max_size=20), st.integers(1, 2), st.booleans())
+@given(st.lists(st.tuples(SAMPLES, st.integers(1, 9)), min_size=12, max_size=12), st.integers(1, 2), st.booleans())
 @law_settings(at_most=10, because=Reason.PROCESSES, suppress_health_check=CHECKS)
 def test_many_structures_from_worker_processes(made: list[tuple[Any, int]], workers: int, persistent: bool) -> None:
-    """Twenty structures for each pair of loaders, because their processes take the time."""
+    """A dozen structures for each pair of loaders, because their processes take the time."""
     dataset = MadeOfMany([make for make, _ in made])
     batches = [[(number, row) for row in range(size)] for number, (_, size) in enumerate(made)]
     arguments = {"batch_sampler": batches, "num_workers": workers, "persistent_workers": persistent}
