@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+from diagonals import at_night
 from preloaded import Preloaded
 from rounds import rounds
 
@@ -29,8 +30,8 @@ def weighed(preloaded: Preloaded, log: Path, *arguments: str) -> Any:
 
 @pytest.mark.parametrize(
     ("how", "copies"),
-    [([], 2), (["--shared"], 1), (["--shared", "--method", "fork"], 1)],
-    ids=["own array", "shared", "shared, fork"],
+    [([], 2), (["--shared", "--method", "fork"], 1), *at_night((["--shared"], 1))],
+    ids=["own array", "shared, fork", "shared"],
 )
 def test_workers_add_one_copy_of_a_dataset_in_memory_and_none_of_a_shared_one(
     preloaded: Preloaded, tmp_path: Path, how: list[str], copies: int
