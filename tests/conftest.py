@@ -54,7 +54,7 @@ gc.disable()  # until `_settle`: each collection would visit the imported object
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile(
     "ci",
-    max_examples=50,  # of other properties; the laws have `law_settings.CI_EXAMPLES`
+    max_examples=25,  # of other properties; the laws have `law_settings.CI_EXAMPLES`
     deadline=None,  # the machines of a CI are shared: a slow example proves nothing
     derandomize=True,  # a red run can be repeated
     print_blob=True,

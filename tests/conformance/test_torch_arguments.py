@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing
+from diagonals import at_night
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch_datasets import Counting, CountingStream, collate_sum, init_seed
@@ -187,7 +187,7 @@ def test_positional_arguments_mean_what_they_mean_to_torch(loader_class: Loader)
     assert list(loader) == [1, 5, 9]
 
 
-@pytest.mark.parametrize("method", torch.multiprocessing.get_all_start_methods())
+@pytest.mark.parametrize("method", ["fork", "forkserver", *at_night("spawn")])
 def test_a_start_method_may_be_named_or_given(loader_class: Loader, method: str) -> None:
     context: Any = multiprocessing.get_context(method)
     given = loader_class(Counting(11), num_workers=1, multiprocessing_context=context)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from diagonals import at_night
 from preloaded import Preloaded
 
 SCRIPT = Path(__file__).with_name("leaving.py")
@@ -124,8 +125,13 @@ def test_a_loop_that_ends(run: object, loader: str, how: str, more: list[str]) -
 
 
 @loaders
-@holds
-@pytest.mark.parametrize(("stream", "workers"), [([], 0), ([], 2), (["--stream"], 2)])
+@pytest.mark.parametrize(
+    ("stream", "hold", "workers"),
+    [
+        *(([], ["--hold"], 0), ([], ["--hold"], 2), (["--stream"], [], 2)),
+        *at_night(([], [], 0), ([], [], 2), (["--stream"], ["--hold"], 2)),
+    ],
+)
 def test_an_error_in_the_loop(run: object, loader: str, stream: list[str], hold: list[str], workers: int) -> None:
     """An iterator that the traceback holds must not keep the workers."""
     end = ending(run, loader, "loader_error", *stream, *hold, workers=workers)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from diagonals import at_night
 from torch.utils.data import ChainDataset, DataLoader, IterableDataset, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch_datasets import Counting, CountingStream, Gate, ShardedStream, UnevenStream
@@ -48,7 +49,7 @@ def test_batches_of_a_stream(make_loader: Make, num_workers: int, drop_last: boo
     assert flat(batches) == list(range(sum(sizes)))
 
 
-@pytest.mark.parametrize("prefetch_factor", [1, 2, 3])
+@pytest.mark.parametrize("prefetch_factor", [1, *at_night(2), 3])
 @pytest.mark.parametrize(
     ("drop_last", "expected"),
     [
@@ -75,11 +76,13 @@ def test_workers_take_turns(loader_class: Loader, persistent: bool) -> None:
         assert values(loader) == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
 
 
-SIZES = [[6, 6], [5, 6], [6, 5], [1, 4], [4, 1], [0, 3], [3, 0], [0, 0], [1, 9]]
-
-
 @pytest.mark.parametrize(
-    ("sizes", "batch_size"), [*((sizes, 2) for sizes in SIZES), ([5, 6], None), ([0, 3], None), ([4, 1], 1)]
+    ("sizes", "batch_size"),
+    [
+        *((sizes, 2) for sizes in ([5, 6], [4, 1], [0, 3], [0, 0])),
+        *(([0, 3], None), ([4, 1], 1)),
+        *at_night(*((sizes, 2) for sizes in ([6, 6], [6, 5], [1, 4], [3, 0], [1, 9])), ([5, 6], None)),
+    ],
 )
 def test_the_turns_of_uneven_workers_are_torchs(
     torch_class: Loader, feedline_class: Loader, sizes: list[int], batch_size: int | None
@@ -322,7 +325,7 @@ def test_data_pipes_are_seeded_and_sharded(loader_class: Loader, num_workers: in
     assert [sorted(order) for order in orders] == [list(range(30))] * 3
 
 
-@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, True), *at_night((2, False))])
 def test_data_pipes_leave_the_generator_as_torch_does(num_workers: int, persistent: bool) -> None:
     def orders(loader_class: Any) -> Any:
         torch.manual_seed(5)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diagonals import at_night, by_day
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -378,8 +379,9 @@ def trace(loader: DataLoader[Any], epochs: int) -> list[Any]:
     return seen
 
 
-# Workers cannot see which order it is, so each family runs with one kind of worker process.
-KINDS = [(family, 0, False) for family in ARGUMENTS] + [(f, 2, bool(at % 2)) for at, f in enumerate(ARGUMENTS)]
+# Workers cannot see which order it is, so six families run with one kind of worker process, and at night all.
+CREWS = [(family, 2, bool(at % 2)) for at, family in enumerate(ARGUMENTS)]
+KINDS = [(family, 0, False) for family in ARGUMENTS] + CREWS[1:5] + CREWS[-2:] + at_night(*CREWS[:1], *CREWS[5:-2])
 
 
 @pytest.mark.parametrize(("family", "num_workers", "persistent"), KINDS)
@@ -455,8 +457,10 @@ REPLACED: dict[str, tuple[type, list[Any], Callable[[], dict[str, Any]]]] = {
 }
 
 
-@workers
-@pytest.mark.parametrize("name", REPLACED)
+@pytest.mark.parametrize(
+    ("name", "num_workers"),
+    [(name, 0) for name in REPLACED] + by_day([(name, 2) for name in REPLACED], [("random", 2), ("batches", 2)]),
+)
 def test_replaced_members_of_samplers_are_called(
     make_loader: Make, monkeypatch: pytest.MonkeyPatch, name: str, num_workers: int
 ) -> None:

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from rounds import rounds
 
 from feedline.core.descriptors import Descriptors, opened, pipe
 from feedline.core.finalizers import no_collections
@@ -132,7 +133,7 @@ def test_an_interrupt_before_any_instruction_loses_none(
     use()
     sys._getframe().f_trace_opcodes = True  # Python 3.12 reads it only in `settrace`
     files, tracer = OpenFiles(), sys.gettrace()
-    for number in range(1, 10_000):
+    for number in range(1, 10_000, rounds(3, 1)):
         interrupt = Interrupt(number)
         try:
             sys.settrace(interrupt)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 
 def diagonal(*dimensions: Sequence[Any]) -> list[tuple[Any, ...]]:
     """As many cases as the longest dimension has values, and at least twice each value of the others.
@@ -14,3 +16,13 @@ def diagonal(*dimensions: Sequence[Any]) -> list[tuple[Any, ...]]:
     """
     longest = max(map(len, dimensions))
     return [tuple(values[at % len(values)] for values in dimensions) for at in range(longest)]
+
+
+def at_night(*cases: Any) -> list[Any]:
+    """Cases of `pytest.mark.parametrize` that only `make test-nightly` runs; tuples are unpacked."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.nightly) for case in cases]
+
+
+def by_day(cases: Sequence[Any], chosen: Sequence[Any]) -> list[Any]:
+    """All cases, of which only those chosen run in `make test`."""
+    return [*chosen, *at_night(*(case for case in cases if case not in chosen))]

@@ -93,7 +93,7 @@ def same(a: Any, b: Any) -> bool:
     st.integers(0, 2**63),
     st.sampled_from(CREWS),
 )
-@law_settings(at_most=20, because=Reason.PROCESSES, suppress_health_check=CHECKS)
+@law_settings(at_most=10, because=Reason.PROCESSES, suppress_health_check=CHECKS)
 def test_every_kind_of_new_worker_gives_the_same_batches(
     name: str, collate_fn: Any, batch_size: int | None, shuffle: bool, seed: int, crew: Hands
 ) -> None:
@@ -113,7 +113,7 @@ KEPT = [
 
 
 @given(st.integers(0, len(KEPT) - 1), st.sampled_from(["process", "executor"]), st.integers(0, 2**31))
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_every_kind_of_worker_gives_the_same_batches(kept: KeptLoaders, case: int, method: str, epoch: int) -> None:
     """In any epoch, which determines the order and each draw, like the seed."""
     name, arguments = KEPT[case]
@@ -127,7 +127,7 @@ def test_every_kind_of_worker_gives_the_same_batches(kept: KeptLoaders, case: in
 
 
 @given(st.integers(0, 2**63), st.integers(0, 2**63))
-@law_settings(at_most=50, because=Reason.COSTLY)
+@law_settings(at_most=25, because=Reason.COSTLY)
 def test_another_seed_draws_otherwise_and_each_position_for_itself(seed: int, other: int) -> None:
     assume(seed != other)
     rows = [row for epoch in (0, 1) for row in draws(seed, epoch, legacy=True, length=16)]
@@ -153,7 +153,7 @@ def test_inline_work_leaves_the_generators_of_the_loop_alone(seed: int) -> None:
     st.sampled_from([1, 2, 4]),
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2)), max_size=3),
 )
-@law_settings(at_most=20, because=Reason.PROCESSES, suppress_health_check=CHECKS)
+@law_settings(at_most=10, because=Reason.PROCESSES, suppress_health_check=CHECKS)
 def test_killed_workers_do_not_change_the_stream(
     work: Work, batch_size: int, workers: int, prefetch: int, kills: list[tuple[int, int]]
 ) -> None:

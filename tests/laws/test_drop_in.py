@@ -133,7 +133,7 @@ def assert_drop_in(dataset: Any, arguments: Callable[[], dict[str, Any]]) -> Non
 
 
 @given(SAMPLES, st.integers(1, 25), KINDS, st.sampled_from([None, 1, 2, 3, 7, 30]), st.booleans())
-@law_settings(at_least=300, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_inline(make: Any, n: int, kind: str, batch_size: int | None, drop_last: bool) -> None:
     dataset = Made(n, make)
     drop_last = drop_last and batch_size is not None
@@ -141,7 +141,7 @@ def test_inline(make: Any, n: int, kind: str, batch_size: int | None, drop_last:
 
 
 @given(SAMPLES, st.integers(1, 25), KINDS, st.sampled_from([None, 1, 3, 7]), st.integers(1, 2), st.booleans())
-@law_settings(at_most=15, because=Reason.PROCESSES, suppress_health_check=CHECKS)
+@law_settings(at_most=10, because=Reason.PROCESSES, suppress_health_check=CHECKS)
 def test_with_worker_processes(
     make: Any, n: int, kind: str, batch_size: int | None, workers: int, persistent: bool
 ) -> None:
@@ -160,10 +160,10 @@ class MadeOfMany(Dataset[Any]):
         return self.makers[place[0]](place[1])
 
 
-@given(st.lists(st.tuples(SAMPLES, st.integers(1, 9)), min_size=20, max_size=20), st.integers(1, 2), st.booleans())
-@law_settings(at_most=15, because=Reason.PROCESSES, suppress_health_check=CHECKS)
-def test_300_structures_from_worker_processes(made: list[tuple[Any, int]], workers: int, persistent: bool) -> None:
-    """Twenty structures for each pair of loaders, because their processes take the time."""
+@given(st.lists(st.tuples(SAMPLES, st.integers(1, 9)), min_size=12, max_size=12), st.integers(1, 2), st.booleans())
+@law_settings(at_most=10, because=Reason.PROCESSES, suppress_health_check=CHECKS)
+def test_many_structures_from_worker_processes(made: list[tuple[Any, int]], workers: int, persistent: bool) -> None:
+    """A dozen structures for each pair of loaders, because their processes take the time."""
     dataset = MadeOfMany([make for make, _ in made])
     batches = [[(number, row) for row in range(size)] for number, (_, size) in enumerate(made)]
     arguments = {"batch_sampler": batches, "num_workers": workers, "persistent_workers": persistent}
@@ -171,7 +171,7 @@ def test_300_structures_from_worker_processes(made: list[tuple[Any, int]], worke
 
 
 @given(SAMPLES, st.integers(1, 25), st.integers(1, 5), st.booleans())
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_batch_samplers(make: Any, n: int, size: int, drop_last: bool) -> None:
     dataset = Made(n, make)
     assert_drop_in(dataset, lambda: {"batch_sampler": BatchSampler(RandomSampler(dataset), size, drop_last)})
@@ -181,7 +181,7 @@ def test_batch_samplers(make: Any, n: int, size: int, drop_last: bool) -> None:
 @given(
     st.lists(st.tuples(SHAPES, DTYPES), min_size=1, max_size=3), st.integers(1, 20), KINDS, st.integers(1, 6), st.data()
 )
-@law_settings(at_most=60, because=Reason.PROCESSES, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.PROCESSES, suppress_health_check=CHECKS)
 def test_datasets_that_are_gathered_many_at_once(
     columns: list[tuple[tuple[int, ...], str]], n: int, kind: str, batch_size: int, data: st.DataObject
 ) -> None:
@@ -246,7 +246,7 @@ CHANGES: dict[str, Callable[[Any, int], object]] = {
     st.lists(st.tuples(st.sampled_from(sorted(CHANGES)), st.integers(1, 9), st.booleans()), min_size=1, max_size=6),
     st.integers(0, 2**31),
 )
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_changes_between_two_epochs_take_effect_as_in_torch(
     shuffle: bool, has_generator: bool, changes: list[tuple[str, int, bool]], seed: int
 ) -> None:

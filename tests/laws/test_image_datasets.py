@@ -73,7 +73,7 @@ def values(batches: Any) -> list[Any]:
 
 
 @given(st.sampled_from(KINDS), st.integers(1, N), st.integers(0, 2**63), st.sampled_from(CREWS[1:]))
-@law_settings(at_most=12, because=Reason.PROCESSES, suppress_health_check=CHECKS)
+@law_settings(at_most=10, because=Reason.PROCESSES, suppress_health_check=CHECKS)
 def test_every_kind_of_worker_gives_the_same_batches(
     root: Path, name: str, batch_size: int, seed: int, crew: tuple[str, int]
 ) -> None:
@@ -90,7 +90,7 @@ def test_every_kind_of_worker_gives_the_same_batches(
     st.sampled_from(CREWS),
     st.integers(0, 30),
 )
-@law_settings(at_most=12, because=Reason.PROCESSES, suppress_health_check=CHECKS)
+@law_settings(at_most=10, because=Reason.PROCESSES, suppress_health_check=CHECKS)
 def test_resume_in_mid_epoch_is_exact(
     root: Path, name: str, batch_size: int, seed: int, before: tuple[str, int], after: tuple[str, int], cut: int
 ) -> None:
@@ -112,7 +112,7 @@ def fresh(folder: Path) -> Path:
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any), st.integers(0, 99), st.integers(1, 4))
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_any_order_of_shards_gives_each_sample_once(tmp_path: Path, sizes: list[int], seed: int, most: int) -> None:
     first, paths, folder = 0, [], fresh(tmp_path)
     for number, size in enumerate(sizes):
@@ -131,7 +131,7 @@ NAMES = st.tuples(st.sampled_from(["", "d/", "d.e/"]), st.sampled_from("abc"), F
 
 
 @given(st.lists(NAMES, unique_by=lambda name: (name[0], name[1], name[2].lower()), min_size=1), st.randoms())
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_samples_are_grouped_by_key_for_any_order_of_members(tmp_path: Path, found: list[Any], random: Any) -> None:
     members = {f"{folder}{stem}.{field}": random.randbytes(random.randrange(3)) for folder, stem, field in found}
     path = write_tar(fresh(tmp_path) / "x.tar", members, format=tarfile.USTAR_FORMAT)

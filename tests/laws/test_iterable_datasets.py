@@ -211,7 +211,7 @@ CREWS = st.sampled_from([Hands(), Hands(), Hands("thread", 1), Hands("thread", 2
 
 
 @given(LANES, st.sampled_from([None, 1, 3]), st.lists(st.builds(Leg, CREWS, st.integers(0, 8)), min_size=1, max_size=4))
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_partitions_do_not_know_their_workers(sizes: list[int], batch_size: int | None, legs: list[Leg]) -> None:
     seen = relay(lambda: Partitioned(sizes), batch_size, legs)
     total = sum(leg.count for leg in legs) if sum(sizes) else 0

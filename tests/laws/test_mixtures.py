@@ -17,7 +17,7 @@ import feedline as fl
 from feedline import streams
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*cannot share equally")
-CUTS = rounds(60, 200)
+CUTS = rounds(30, 200)
 
 
 def documents(count: int, first: int) -> list[torch.Tensor]:

@@ -167,7 +167,7 @@ def reported(fetch: Callable[[], Any], places: Places) -> Any:
     return [each.tolist() if hasattr(each, "tolist") else each for each in leaves(found)]
 
 
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=FRESH)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=FRESH)
 @given(file=written())
 def test_chosen_columns_are_those_of_the_whole(places: Places, file: Written) -> None:
     fsspec.filesystem("memory").pipe("/laws/a.arrow", file.data)
@@ -197,7 +197,7 @@ def test_damage_is_an_error_or_gives_columns(places: Places, file: Written, data
                     dataset[index]
 
 
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=FRESH)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=FRESH)
 @given(file=written() | written(ragged=False), keeps=st.booleans(), data=st.data())
 def test_samples_are_those_of_this_machine(places: Places, file: Written, keeps: bool, data: st.DataObject) -> None:
     places.here.write_bytes(file.data)

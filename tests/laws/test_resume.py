@@ -65,7 +65,7 @@ def assert_exact(work: Work, batch_size: int | None, runs: list[Leg]) -> None:
 
 
 @given(works(legacy=False), SIZES, legs("inline", "thread"))
-@law_settings(at_least=300, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_resuming_inline_and_with_threads(work: Work, batch_size: int | None, runs: list[Leg]) -> None:
     assume(work.has_batches(batch_size or 1))
     assert_exact(work, batch_size, runs)
@@ -141,7 +141,7 @@ def test_resuming_across_all_kinds_of_workers(
 
 
 @given(works(legacy=False), st.integers(1, 6), st.integers(0, 12), hands("inline", "thread"), st.integers(0, 6))
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_a_state_describes_the_moment_it_was_taken(
     work: Work, batch_size: int, before: int, crew: Hands, beyond: int
 ) -> None:
@@ -170,7 +170,7 @@ def test_a_state_that_was_loaded_and_saved_again_is_the_same(work: Work, batch_s
 
 
 @given(works(legacy=False), st.integers(1, 6), st.integers(2, 3), st.data())
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_out_of_order_delivery_loses_and_repeats_nothing(
     work: Work, batch_size: int, workers: int, data: st.DataObject
 ) -> None:

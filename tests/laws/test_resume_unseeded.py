@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diagonals import at_night
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from law_settings import Reason, law_settings
@@ -144,7 +145,7 @@ def test_resuming_with_processes(
     check(kind, which, cuts, workers, {**arguments, "persistent_workers": persistent})
 
 
-@pytest.mark.parametrize("kind", [Drawing, Shuffling, Counting])
+@pytest.mark.parametrize("kind", [Drawing, *at_night(Shuffling), Counting])
 def test_persistent_workers_without_a_batch_of_the_rest_of_an_epoch_keep_their_states(kind: Any) -> None:
     check(kind, 1, [1, 2], 3, {"batch_size": 3, "persistent_workers": True})
 

@@ -45,7 +45,7 @@ simple = st.one_of(
     permutations,
     st.builds(Weighted, WEIGHTS, st.one_of(st.none(), st.integers(1, 300)), seed=SEEDS),
     st.builds(Weighted, WEIGHTS, replacement=st.just(False), seed=SEEDS),
-    st.builds(ClassBalanced, LABELS, st.one_of(st.none(), st.integers(1, 2_000)), SEEDS),
+    st.builds(ClassBalanced, LABELS, st.one_of(st.none(), st.integers(1, 300)), SEEDS),
 )
 
 

@@ -42,7 +42,7 @@ def counted(order: NDArray[np.int64], batch_size: int, drop_last: bool) -> tuple
     return int((each * (each - 1)).sum()), int((lengths * (lengths - 1)).sum()), int((each > 0).sum()), len(lengths)
 
 
-@law_settings(at_most=50, because=Reason.COSTLY)
+@law_settings(at_most=25, because=Reason.COSTLY)
 @given(SHARDS, WINDOWS, BATCH_SIZES, st.booleans())
 def test_pairs_and_shards_of_batches(sizes: list[int], window: int, batch_size: int, drop_last: bool) -> None:
     """Within six standard errors, plus a margin for rare events that no seed has shown; for each seed's layout."""
@@ -70,7 +70,7 @@ def reads(order: Iterator[NDArray[np.int64]], kept: int) -> int:
     return count
 
 
-@law_settings(at_most=50, because=Reason.COSTLY)
+@law_settings(at_most=25, because=Reason.COSTLY)
 @given(
     st.integers(2, 30), st.integers(10, 60), WINDOWS, st.integers(1, 60), st.integers(0, 30), st.booleans(), st.data()
 )

@@ -158,7 +158,7 @@ PIPELINES = st.builds(Chain, SIZES, SOURCES, CHAINS.map(tuple))
 
 
 @given(PIPELINES, st.lists(st.integers(0, 12), min_size=1, max_size=4), st.integers(0, 2))
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_a_partition_continues_after_cuts_in_any_buffer(chain: Chain, cuts: list[int], epoch: int) -> None:
     stream = chain.open()
     for partition in range(stream.num_partitions):

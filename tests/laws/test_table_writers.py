@@ -100,7 +100,7 @@ def outcome(fn: Callable[[], Any]) -> Any:
         return type(error)
 
 
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=FRESH)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=FRESH)
 @given(table=tables(), group=st.integers(1, 5), data=st.data())
 def test_files_of_pyarrow_are_read_back_equal(tmp_path: Path, table: Any, group: int, data: Any) -> None:
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=group)
@@ -118,7 +118,7 @@ def test_files_of_pyarrow_are_read_back_equal(tmp_path: Path, table: Any, group:
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")  # of datasets: float64 to float32
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")  # of theirs, once per process
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=FRESH)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=FRESH)
 @given(table=tables(), data=st.data())
 def test_files_of_datasets_are_read_back_equal(tmp_path_factory: Any, table: Any, data: Any) -> None:
     datasets.disable_progress_bars()

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from debris import left_names, shared_names
+from rounds import rounds
 from transport_peer import Peer
 
 from feedline.workers.transport import Arena
@@ -21,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]
 
-MESSAGES = 1000
+MESSAGES = rounds(300, 1000)
 
 
 def open_descriptors() -> int:
@@ -48,7 +49,7 @@ def check(batch: dict[str, Any], number: int) -> None:
     assert batch["captions"][-1] == f"caption 3999 of {number}"
 
 
-def test_a_thousand_messages_use_the_memory_of_the_first_ones() -> None:
+def test_many_messages_use_the_memory_of_the_first_ones() -> None:
     names = shared_names()
     kept: list[dict[str, Any]] = []
     samples, rss = [], []
@@ -58,7 +59,7 @@ def test_a_thousand_messages_use_the_memory_of_the_first_ones() -> None:
             check(kept[-1], number)
             check(kept[0], number - len(kept) + 1)
             kept = kept[-3:]
-            if number % 100 == 99:
+            if (number + 1) % (MESSAGES // 10) == 0:
                 arena = peer.statistics()
                 rss.append(kept[-1]["rss"])
                 samples.append((arena.slots, arena.created, kept[-1]["descriptors"], open_descriptors()))

@@ -100,7 +100,7 @@ def test_a_batch_arrives_as_it_was_sent(batch: Any) -> None:
 
 
 @given(batches)
-@law_settings(at_most=50, because=Reason.PROCESSES)
+@law_settings(at_most=25, because=Reason.PROCESSES)
 def test_a_batch_of_another_process_arrives_as_it_was_sent(batch: Any) -> None:
     assert_arrives(batch, forked=True)
 
@@ -122,7 +122,7 @@ def test_a_kept_batch_is_never_overwritten(steps: list[tuple[int, int, bool]]) -
 
 
 @given(STEPS)
-@law_settings(at_most=50, because=Reason.PROCESSES)
+@law_settings(at_most=25, because=Reason.PROCESSES)
 def test_a_kept_batch_of_another_process_is_never_overwritten(steps: list[tuple[int, int, bool]]) -> None:
     assert_kept(steps, forked=True)
 

@@ -88,7 +88,7 @@ def test_other_ranks_and_batch_sizes_go_on_in_the_same_global_order(work: Work, 
 
 
 @given(WORKS, st.sampled_from([(1, 12), (2, 6), (3, 4), (4, 3), (6, 2), (12, 1)]), st.integers(0, 6))
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_whole_global_batches_are_equal_when_their_size_stays(work: Work, cut: tuple[int, int], steps: int) -> None:
     """The rows of all ranks together are, row by row, the batch of a single rank."""
     world, batch_size = cut
@@ -101,7 +101,7 @@ def test_whole_global_batches_are_equal_when_their_size_stays(work: Work, cut: t
 
 
 @given(WORKS, st.integers(1, 5), st.integers(1, 5))
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_every_rank_takes_as_many_steps_as_its_length_says(work: Work, world: int, batch_size: int) -> None:
     lengths = set()
     for rank in range(world):
@@ -120,7 +120,7 @@ def test_every_rank_takes_as_many_steps_as_its_length_says(work: Work, world: in
     st.booleans(),
     st.booleans(),
 )
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_a_distributed_sampler_gives_torchs_batches_and_its_epoch_advances(
     world: int, n: int, batch_size: int, shuffle: bool, sampler_drops: bool, drop_last: bool
 ) -> None:
@@ -145,7 +145,7 @@ def test_a_distributed_sampler_gives_torchs_batches_and_its_epoch_advances(
 @given(
     st.integers(1, LARGEST), st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 5)), max_size=4)
 )
-@law_settings(at_most=50, because=Reason.COSTLY, suppress_health_check=CHECKS)
+@law_settings(at_most=25, because=Reason.COSTLY, suppress_health_check=CHECKS)
 def test_a_distributed_sampler_is_elastic(n: int, runs: list[tuple[int, int, int]]) -> None:
     """After cuts and resumes with other numbers of ranks, the strided rows still follow one global order."""
     indices: Any = range(n)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
+from diagonals import at_night
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler, Subset
 
 import feedline as fl
@@ -268,8 +269,15 @@ SAVEABLE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", SAVEABLE)
+# Which batches are skipped is decided before they reach a worker.
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        *((name, 0) for name in SAVEABLE),
+        *(("shuffled", 2), ("single", 2)),
+        *at_night(("in order", 2), ("seeded", 2), ("batches", 2)),
+    ],
+)
 def test_a_checkpoint_of_speechbrain_skips_the_batches_before_it(name: str, workers: int) -> None:
     arguments = {"batch_size": 2, "num_workers": workers, **SAVEABLE[name]}
 

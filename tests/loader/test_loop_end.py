@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from diagonals import diagonal
+from diagonals import at_night, diagonal
 from process_cases import Faulty, Squares
+from rounds import rounds
 from torch.utils.data import IterableDataset, get_worker_info
 
 import feedline as fl
@@ -146,8 +147,8 @@ BOTH = [("drawing", 4), ("stream", 5), ("last broken", 4)]
 
 @pytest.mark.parametrize(
     ("case", "leave_at"),
-    # Left before the last batch or after it; those whose workers draw or fail there at both, and never.
-    [*diagonal([*CASES], (4, 5)), *BOTH, *((case, None) for case, _ in BOTH)],
+    # Left before the last batch or after it; at night, those whose workers draw or fail there at both, and never.
+    [*diagonal([*CASES], (4, 5)), ("stream", None), *at_night(*BOTH, ("drawing", None), ("last broken", None))],
 )
 def test_batches_and_states_are_those_of_workers_that_stay(
     case: str, leave_at: int | None, no_debris: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -229,7 +230,7 @@ class Interrupter:
 
 def test_interrupts_of_the_last_batch_lose_nothing(no_debris: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     former = sys.gettrace()
-    for at in range(1, 1000, 3):
+    for at in range(1, 1000, rounds(6, 1)):
         interrupter = Interrupter(at)
         monkeypatch.setattr(ProcessPool, "end_when_answered", interrupter.method())
         with fl.DataLoader(Squares(8), 4, num_workers=1, worker_method="process", seed=0) as loader:

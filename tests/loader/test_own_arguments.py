@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
+from diagonals import at_night
 
 import feedline as fl
 from feedline.loader.own_arguments import OWN_NAMES
@@ -105,8 +106,14 @@ CHANGES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        *((name, 0) for name in CHANGES),
+        *((name, 1) for name in ("seed", "worker_method", "on_error", "accelerate")),
+        *at_night(*((name, 1) for name in ("distributed", "device", "recovery", "log"))),
+    ],
+)
 def test_an_argument_may_be_changed_between_epochs(
     name: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

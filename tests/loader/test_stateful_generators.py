@@ -6,11 +6,12 @@ import os
 import random
 import signal
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import pytest
 import torch
+from diagonals import at_night, by_day
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import feedline as fl
@@ -96,9 +97,17 @@ def drawing_collate(samples: list[Any]) -> Any:
     return samples, torch.rand(()).item()
 
 
-@pytest.mark.parametrize("taken", [0, 1, 3])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [OfDrawn, OfArrays, DrawnItself, ByDataset])
+KINDS = [OfDrawn, OfArrays, DrawnItself, ByDataset]
+TAKEN = [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "taken"),
+    [(kind, 0, taken) for kind, taken in product(KINDS, TAKEN)]
+    + by_day(
+        list(product(KINDS, [2], TAKEN)), [(OfDrawn, 2, 0), *((kind, 2, 3) for kind in KINDS[1:]), (ByDataset, 2, 1)]
+    ),
+)
 def test_a_resumed_epoch_has_the_same_draws(kind: type[IterableDataset[Any]], workers: int, taken: int) -> None:
     batches = iter(loader := fl.DataLoader(kind(), 4, num_workers=workers, collate_fn=drawing_collate))
     for _ in islice(batches, taken):
@@ -121,8 +130,14 @@ def test_generators_that_are_not_in_the_state_go_on() -> None:
     assert random.random() == random.Random(3).random()
 
 
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
-@pytest.mark.parametrize("kind", [OfDrawn, DrawnItself, ByDataset])
+@pytest.mark.parametrize(
+    ("kind", "workers", "persistent"),
+    [
+        *((kind, 0, False) for kind in (OfDrawn, DrawnItself, ByDataset)),
+        *((OfDrawn, 2, False), (DrawnItself, 2, True), (ByDataset, 2, True)),
+        *at_night((OfDrawn, 2, True), (DrawnItself, 2, False), (ByDataset, 2, False)),
+    ],
+)
 def test_a_finished_epoch_is_followed_by_the_next(
     kind: type[IterableDataset[Any]], workers: int, persistent: bool
 ) -> None:
@@ -171,8 +186,13 @@ class MapDrawn(Dataset[Any]):
         torch.set_rng_state(state["torch"])
 
 
-@pytest.mark.parametrize("taken", [0, 2])
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("workers", "persistent", "taken"),
+    [
+        *((0, False, 0), (0, False, 2), (2, False, 2), (2, True, 0)),
+        *at_night((2, False, 0), (2, True, 2)),
+    ],
+)
 def test_loading_on_the_way_rewinds_the_draws(workers: int, persistent: bool, taken: int) -> None:
     """The order is drawn from the same generator, with the first batch."""
     loader = fl.DataLoader(

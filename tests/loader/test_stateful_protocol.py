@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diagonals import diagonal
+from diagonals import at_night, diagonal
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, RandomSampler, Sampler, get_worker_info
 
 import feedline as fl
@@ -218,13 +218,21 @@ CASES = {
 }
 
 
-def every(*left_out: str) -> Any:
-    """All cases but those left out: inline, and with worker processes, which are new and persistent ones in turn."""
+def every(*left_out: str, half: int) -> Any:
+    """All cases but those left out: inline, and with worker processes, which are new and persistent ones in turn.
+
+    Processes run one `half` of the cases, two and two, and the others at night.
+    """
     cases = [(name, case) for name, case in CASES.items() if name not in left_out]
     crews = [(case, (0, False)) for case in cases] + diagonal(cases, CREWS)
+    late = {len(cases) + at for at in range(len(cases)) if at // 2 % 2 != half}
     return pytest.mark.parametrize(("case", "workers", "persistent"), [
-        pytest.param(case, workers, persistent, id=f"{name}, {workers}{', persistent' * persistent}")
-        for (name, case), (workers, persistent) in crews
+        pytest.param(
+            case, workers, persistent,
+            id=f"{name}, {workers}{', persistent' * persistent}",
+            marks=[pytest.mark.nightly] if at in late else [],
+        )
+        for at, ((name, case), (workers, persistent)) in enumerate(crews)
     ])  # fmt: skip
 
 
@@ -239,7 +247,7 @@ def through_a_file(state: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
-@every()
+@every(half=0)
 def test_a_cut_epoch_continues(case: Case, workers: int, persistent: bool) -> None:
     with case.loader(workers, persistent) as loader:
         batches = iter(loader)
@@ -253,7 +261,7 @@ def test_a_cut_epoch_continues(case: Case, workers: int, persistent: bool) -> No
 
 
 # Their orders come from torch's global generator and a counter, which no state of the loader includes.
-@every("map dataset, shuffled", "sampler's iterator")
+@every("map dataset, shuffled", "sampler's iterator", half=1)
 def test_the_epoch_after_a_cut_one_is_the_same(case: Case, workers: int, persistent: bool) -> None:
     with case.loader(workers, persistent) as loader:
         for _ in zip(range(3), loader, strict=False):
@@ -268,7 +276,7 @@ def test_the_epoch_after_a_cut_one_is_the_same(case: Case, workers: int, persist
         assert [plain(batch) for batch in again] == following
 
 
-@every("map dataset, shuffled", "sampler's iterator", "dataset as iterator")
+@every("map dataset, shuffled", "sampler's iterator", "dataset as iterator", half=0)
 def test_a_finished_epoch_is_followed_by_the_next(case: Case, workers: int, persistent: bool) -> None:
     with case.loader(workers, persistent) as loader:
         list(loader)
@@ -280,7 +288,7 @@ def test_a_finished_epoch_is_followed_by_the_next(case: Case, workers: int, pers
 
 
 # A training loop moves the first, and the second has no state before its first sample.
-@every("sampler", "dataset as iterator")
+@every("sampler", "dataset as iterator", half=1)
 def test_loading_on_the_way_rewinds_the_same_loader(case: Case, workers: int, persistent: bool) -> None:
     with case.loader(workers, persistent) as loader:
         batches = iter(loader)
@@ -463,8 +471,8 @@ class Lasting(IterableDataset[int]):
         self.total, self.at = state["total"], state["at"]
 
 
-@pytest.mark.parametrize("size", [2, 4], ids=["full batches", "a short batch"])
-@pytest.mark.parametrize("workers", [0, 2])
+# Two samples give full batches, four a short one.
+@pytest.mark.parametrize(("workers", "size"), [(0, 2), (0, 4), (2, 4), *at_night((2, 2))])
 def test_a_dataset_that_workers_keep_continues_in_later_epochs(workers: int, size: int) -> None:
     def loader() -> Any:
         return fl.DataLoader(Lasting(), size, num_workers=workers, persistent_workers=workers > 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from preloaded import Preloaded
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "distributed.md"
@@ -38,6 +39,7 @@ if other:
 """
 
 
+@pytest.mark.nightly  # it imports datasets and torch's compiler; tests/loader/ranks has the policies
 def test_no_rank_hangs(preloaded: Preloaded, tmp_path: Path) -> None:
     block = re.search(r"^```python\n([^`]*RankPolicy\(uneven.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert block is not None

@@ -27,7 +27,6 @@ def test_a_law_has_the_examples_of_the_profile(monkeypatch: pytest.MonkeyPatch) 
     for variable in ("CI", "NIGHTLY"):
         monkeypatch.delenv(variable, raising=False)
     assert law_settings().max_examples == settings().max_examples
-    assert law_settings(at_least=10_000).max_examples == 10_000
     assert law_settings(at_most=2, because=Reason.PROCESSES).max_examples == 2
 
 
@@ -36,18 +35,19 @@ def test_fewer_examples_need_a_reason() -> None:
         law_settings(at_most=2)
 
 
-def test_ci_takes_300_examples_of_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ci_takes_100_examples_of_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "1")
     monkeypatch.delenv("NIGHTLY", raising=False)
-    assert law_settings().max_examples >= 300
-    assert law_settings(at_most=100, because=Reason.COSTLY).max_examples == 100
+    assert law_settings(at_least=600).max_examples == 100
+    assert law_settings(at_most=25, because=Reason.COSTLY).max_examples == 25
 
 
-def test_the_night_takes_300_examples_of_a_costly_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_night_takes_several_times_the_examples_of_ci(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("NIGHTLY", "1")
-    assert law_settings(at_most=100, because=Reason.COSTLY).max_examples >= 300
-    assert law_settings(at_most=2, because=Reason.PROCESSES).max_examples == 2
+    assert law_settings().max_examples == law_settings(at_most=25, because=Reason.COSTLY).max_examples == 300
+    assert law_settings(at_least=600).max_examples == 600
+    assert law_settings(at_most=10, because=Reason.PROCESSES).max_examples == 40
 
 
 SOURCE = TESTS.parent / "src" / "feedline"

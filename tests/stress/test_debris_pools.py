@@ -135,7 +135,7 @@ def test_many_deaths_leave_nothing_in_their_parent(kind: str) -> None:
         zygote = psutil.Process(pool.processes[-1].pid).parent()
         assert zygote is not None
         counts = []
-        for number in range(rounds(20, 60)):
+        for number in range(rounds(12, 60)):
             pool.processes[number % 2].kill()
             while pool.statistics().restarts <= number:
                 assert int(pool.submit(request(number)).result().batch[0, 0]) == 4 * number

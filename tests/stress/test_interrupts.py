@@ -13,7 +13,10 @@ pytestmark = pytest.mark.stress
 SCRIPT = Path(__file__).parent / "interrupts.py"
 
 
+INTERRUPTS = rounds(15, 35)
+
+
 @pytest.mark.parametrize("seed", range(rounds(1, 8)))
 def test_interrupts_leave_nothing(seed: int, preloaded: Preloaded, tmp_path: Path) -> None:
-    code = preloaded.run(SCRIPT, tmp_path / "output.log", 280, "35", str(seed))
+    code = preloaded.run(SCRIPT, tmp_path / "output.log", 280, str(INTERRUPTS), str(seed))
     assert (code, (tmp_path / "output.log").read_text()) == (0, "")

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from diagonals import at_night
 from preloaded import Preloaded
 from process_cases import GONE_WITHIN_S, Gate, gone
 
@@ -19,7 +20,12 @@ pytestmark = pytest.mark.stress
 SCRIPT = Path(__file__).with_name("kill_training.py")
 WITHIN_S = 200.0
 PHASES = ["starting", "fetching", "stepping"]
-RUNS = [("unpickling", "zygote"), *((phase, context) for phase in PHASES for context in ("default", "zygote"))]
+# Workers of a zygote begin and fetch as those of a snapshot do, and a fork server imports torch first.
+RUNS = [
+    *((phase, "default") for phase in PHASES),
+    *(("unpickling", "zygote"), ("stepping", "zygote")),
+    *at_night(("starting", "zygote"), ("fetching", "zygote")),
+]
 
 
 class Training:
@@ -94,7 +100,7 @@ def test_kill(train: Any, phase: str, context: str) -> None:
     assert_gone(descendants)
 
 
-@pytest.mark.parametrize(("context", "phase"), [("spawn", "stepping"), ("forkserver", "fetching")])
+@pytest.mark.parametrize(("context", "phase"), [("spawn", "stepping"), *at_night(("forkserver", "fetching"))])
 def test_kill_with_another_start_method(train: Any, context: str, phase: str) -> None:
     training = train(phase, context)
     descendants = training.descendants()
@@ -102,7 +108,7 @@ def test_kill_with_another_start_method(train: Any, context: str, phase: str) ->
     assert_gone(descendants)
 
 
-@pytest.mark.parametrize("context", ["default", "zygote"])
+@pytest.mark.parametrize("context", ["default", *at_night("zygote")])
 def test_kill_while_a_worker_is_stopped(train: Any, context: str) -> None:
     training = train("stepping", context)
     # A worker has the name of its forker until it has asked the kernel to be killed with it.
@@ -130,9 +136,9 @@ def test_kill_while_a_forked_child_of_the_users_lives_on(train: Any) -> None:
     forked.kill()
 
 
-# A fork server imports torch first: it is interrupted in two phases, and killed in all.
 @pytest.mark.parametrize(
-    ("phase", "context"), [*((phase, "default") for phase in PHASES), ("unpickling", "zygote"), ("stepping", "zygote")]
+    ("phase", "context"),
+    [*((phase, "default") for phase in PHASES), ("stepping", "zygote"), *at_night(("unpickling", "zygote"))],
 )
 def test_interrupt(train: Any, phase: str, context: str) -> None:
     training = train(phase, context)

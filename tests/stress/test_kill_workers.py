@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from diagonals import at_night
 from process_cases import default_start_method
 from rounds import rounds
 from torch.utils.data import IterableDataset, get_worker_info
@@ -74,8 +75,9 @@ def same(left: Any, right: Any) -> bool:
     return bool(torch.equal(left, right))
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    ("method", "persistent"), [("fork", False), ("forkserver", True), *at_night(("fork", True), ("forkserver", False))]
+)
 def test_many_kills(method: str, persistent: bool) -> None:
     killer = Killer(seed=1)
     undisturbed = loader(Augmented(), shuffle=True, seed=5)

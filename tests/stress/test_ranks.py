@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,13 @@ def assert_equal_steps(steps: list[list[list[int]]]) -> None:
     assert all(len({len(batch) for batch in step}) == 1 for step in steps)
 
 
-def test_two_ranks_with_worker_processes_share_every_epoch(preloaded: Preloaded, tmp_path: Path) -> None:
-    run = torchrun(preloaded, tmp_path / "run.json", "--epochs", "2", "--workers", "1")
+# torchrun and its ranks import torch three times.
+@pytest.mark.parametrize("launched_by", ["us", pytest.param("torchrun", marks=pytest.mark.nightly)])
+def test_two_ranks_with_worker_processes_share_every_epoch(
+    launched_by: str, ranks: Ranks, preloaded: Preloaded, tmp_path: Path
+) -> None:
+    launch = partial(torchrun, preloaded) if launched_by == "torchrun" else partial(ranks, 2)
+    run = launch(tmp_path / "run.json", "--epochs", "2", "--workers", "1")
     for epoch, steps in enumerate(run["epochs"]):
         assert_equal_steps(steps)
         seen = rows(steps)

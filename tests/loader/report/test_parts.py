@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from diagonals import at_night
 from PIL import Image
 from torch.utils.data import Dataset
 
@@ -94,7 +95,7 @@ def agrees(parts_of: tuple[str, ...], spans: Sequence[Any], truth: list[float]) 
     return max(excess_s) <= 0.0005 and sum(taken_s) >= 0.9 * (fetch.stop_ns - fetch.start_ns) / 1e9
 
 
-@pytest.mark.parametrize("kind", [*[*KINDS][:-1], pytest.param("spawn", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kind", ["inline", "threads", "processes", *at_night("fork", "spawn")])
 def test_the_parts_of_a_fetch_take_as_long_as_measured_within(kind: str) -> None:
     register_scheme("slow", Scheme(open_slow))
     dataset = Files([f"slow://disk/{n}" for n in range(SAMPLES)], decode=decode, transform=transform)

@@ -13,6 +13,7 @@ import pytest
 from diagonals import diagonal
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from rounds import rounds
 from simulated_pipeline import Pipeline
 
 from feedline.core.store_metrics import StoreStatistics
@@ -130,7 +131,7 @@ LOOPS = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None, phases=UNSHRUNK)
+@settings(max_examples=rounds(20, 100), deadline=None, phases=UNSHRUNK)
 @given(loop=LOOPS)
 def test_the_step_is_named_where_it_limits_and_else_the_stage_that_gains_most(loop: Loop) -> None:
     named, gains = loop.limit(), loop.gains
@@ -543,7 +544,7 @@ CONTEXTS = st.builds(
 )
 
 
-@settings(max_examples=20, deadline=None, phases=UNSHRUNK)
+@settings(max_examples=rounds(10, 100), deadline=None, phases=UNSHRUNK)
 @given(stats=statistics(), context=CONTEXTS)
 def test_any_statistics_give_a_readable_verdict(stats: Stats, context: Context) -> None:
     verdict = diagnose(stats, context)

@@ -111,7 +111,7 @@ class Reads(Waits):
 def test_all_bytes_that_samples_read_from_files_are_counted(arguments: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(4 << 20))
-    with fl.DataLoader(Reads(path, 480), batch_size=4, **arguments) as loader:
+    with fl.DataLoader(Reads(path, 240), batch_size=4, **arguments) as loader:
         for _ in loader:
             time.sleep(0.004)
         model = loader.report().replayed

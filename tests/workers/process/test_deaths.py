@@ -291,24 +291,21 @@ def test_a_fork_server_that_cannot_start_is_an_error(open_pool: OpenPool, monkey
         numbers(pool, 1)
     monkeypatch.undo()
     fork_server.stop()
-    fork_server.start()
 
 
-@pytest.mark.parametrize(
-    ("executable", "text"), [("", "sys.executable is empty"), ("/no/such/python", "need a Python interpreter")]
-)
-def test_a_program_that_embeds_python_and_names_no_interpreter(executable: str, text: str) -> None:
+def test_a_program_that_embeds_python_and_names_no_interpreter() -> None:
     fork_server.stop()
     former = spawn.get_executable()
-    spawn.set_executable(executable)
-    try:
-        with pytest.raises((WorkerError, FileNotFoundError)) as caught:
-            fork_server.start()
-    finally:
-        spawn.set_executable(former)
-    message = f"{caught.value} {getattr(caught.value, '__notes__', '')}"
-    assert text in message
-    assert "multiprocessing.set_executable" in message
+    for executable, text in (("", "sys.executable is empty"), ("/no/such/python", "need a Python interpreter")):
+        spawn.set_executable(executable)
+        try:
+            with pytest.raises((WorkerError, FileNotFoundError)) as caught:
+                fork_server.start()
+        finally:
+            spawn.set_executable(former)
+        message = f"{caught.value} {getattr(caught.value, '__notes__', '')}"
+        assert text in message
+        assert "multiprocessing.set_executable" in message
     fork_server.start()
 
 

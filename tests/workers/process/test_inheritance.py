@@ -108,12 +108,12 @@ def test_settings_of_libraries(load: Callable[..., list[Any]], monkeypatch: Any)
     monkeypatch.setattr(logging.getLogger("feedline.tests"), "level", 5)
     try:
         sys.setrecursionlimit(3456)
-        torch.use_deterministic_algorithms(True)
+        torch._C._set_deterministic_algorithms(True)  # torch's function imports its compiler first, for seconds
         with np.errstate(divide="raise"), decimal.localcontext() as context, torch.no_grad():
             context.prec = 7
             assert only(load(Asking(library_settings))) == ("raise", 3456, 7, 5, True, False, True)
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch._C._set_deterministic_algorithms(False)
         sys.setrecursionlimit(limit)
 
 
@@ -380,12 +380,11 @@ def test_a_process_for_a_gpu(preloaded: Preloaded, tmp_path: Path) -> None:
     script, log = tmp_path / "train.py", tmp_path / "output.log"
     script.write_text(SPAWNING)
     assert preloaded.run(script, log, 250) == 0, log.read_text()
-    assert log.read_text() == "torch=feedline=[1,5,9,13]\n"
+    assert log.read_text() == "[1, 5, 9, 13]\n"
 
 
 SPAWNING = """
 import torch.multiprocessing
-from torch.utils.data import DataLoader
 import feedline
 
 class Numbers:
@@ -398,10 +397,7 @@ def add(samples):
     return sum(samples)
 
 def train(rank):
-    torchs = list(DataLoader(Numbers(), 2, num_workers=1, collate_fn=add))
-    ours = list(feedline.DataLoader(Numbers(), 2, num_workers=1, collate_fn=add))
-    assert torchs == ours
-    print(f"torch=feedline={ours}".replace(" ", ""), flush=True)
+    print(list(feedline.DataLoader(Numbers(), 2, num_workers=1, collate_fn=add)), flush=True)
 
 if __name__ == "__main__":
     torch.multiprocessing.spawn(train, nprocs=1)

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from diagonals import at_night
 from process_cases import (
     BATCH_SIZE,
     Acting,
@@ -226,7 +227,7 @@ def test_figures_and_pids_do_not_wait_for_a_batch(open_pool: OpenPool, tmp_path:
     waiting.join()
 
 
-@pytest.mark.parametrize("kind", ["snapshot", "zygote", pytest.param("spawn", marks=pytest.mark.nightly), "forkserver"])
+@pytest.mark.parametrize("kind", ["snapshot", "zygote", *at_night("spawn", "forkserver")])
 def test_workers_are_what_torchs_are(open_pool: OpenPool, kind: str) -> None:
     """Equal seeding, one thread, daemons that ignore Ctrl-C."""
     (torchs,) = torch.utils.data.DataLoader(Facts(), batch_size=None, sampler=[0], num_workers=1)

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from diagonals import diagonal
 from process_cases import BATCH_SIZE, Call, Gate, Once, kill_self, pools, request, squares, squares_of
 
 from feedline.workers.process import fork_server
@@ -45,8 +46,7 @@ def join(pool: ProcessPool) -> None:
         assert not process.is_alive()
 
 
-@pytest.mark.parametrize("round_robin", [False, True])
-@pytest.mark.parametrize("kind", ["snapshot", "zygote", "fork"])
+@pytest.mark.parametrize(("kind", "round_robin"), diagonal(["snapshot", "zygote", "fork"], [False, True]))
 def test_workers_end_before_the_pool_is_closed(
     open_pool: OpenPool, kind: str, round_robin: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

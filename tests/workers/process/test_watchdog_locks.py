@@ -16,6 +16,7 @@ import pytest
 from held_locks import Guarded, held
 from preloaded import Preloaded
 from process_cases import BATCH_SIZE, Call, Gate, Squares, launcher_of, pools, request, squares, squares_of
+from rounds import rounds
 
 from feedline.core.descriptors import pipe
 from feedline.errors import WorkerStalledError
@@ -165,7 +166,7 @@ def test_forks_while_threads_allocate_and_log(open_pool: OpenPool, caplog: Any) 
     for thread in threads:
         thread.start()
     try:
-        for _ in range(10):
+        for _ in range(rounds(4, 10)):
             pool = open_pool(squares({0: _log}), 2)
             assert numbers(pool, 2) == [0, 1]
             pool.close()

@@ -78,7 +78,6 @@ def test_a_zygote_that_cannot_run_exhausts_the_budget(open_pool: OpenPool, monke
         numbers(pool, 1)
     monkeypatch.undo()
     fork_server.stop()
-    fork_server.start()
 
 
 def test_a_dead_zygote_is_asked_for_nothing(open_pool: OpenPool, tmp_path: Path) -> None:

@@ -164,6 +164,7 @@ def test_without_a_seed_batches_equal_torchs_and_survive_a_kill(nodes: Any) -> N
         assert_equal(list(resumed), expected[6:])
 
 
+@pytest.mark.nightly
 def test_a_stream_that_shards_itself(nodes: Any) -> None:
     torch.manual_seed(6)
     expected = list(torch.utils.data.DataLoader(Sharded(), 4, num_workers=2))
@@ -313,6 +314,7 @@ def test_bad_options(nodes: Any, kinds: None) -> None:
         iter(fl.DataLoader(Endless(), num_workers=1, worker_method="odd"))
 
 
+@pytest.mark.nightly
 def test_the_number_of_workers_adapts(nodes: Any) -> None:
     with fl.DataLoader(list(range(50)), num_workers="auto", worker_method="ray", seed=0) as loader:
         assert torch.cat(list(loader)).tolist() == list(range(50))

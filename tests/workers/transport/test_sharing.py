@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diagonals import diagonal
 
 import feedline as fl
 from feedline.errors import ArgumentError, NotPicklableError
@@ -224,16 +225,17 @@ class Counted:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("make", [np.asarray, torch.from_numpy], ids=["array", "tensor"])
 @pytest.mark.parametrize(
-    "how",
-    [
-        {"num_workers": 0},
-        {"num_workers": 2, "worker_method": "thread"},
-        {"num_workers": 2, "worker_method": "process"},
-        {"num_workers": 2, "worker_method": "process", "multiprocessing_context": "fork"},
-    ],
-    ids=["inline", "thread", "process", "fork"],
+    ("how", "make"),
+    diagonal(
+        [
+            {"num_workers": 0},
+            {"num_workers": 2, "worker_method": "thread"},
+            {"num_workers": 2, "worker_method": "process"},
+            {"num_workers": 2, "worker_method": "process", "multiprocessing_context": "fork"},
+        ],
+        [np.asarray, torch.from_numpy],
+    ),
 )
 def test_loaders_read_and_write_the_one_memory(how: dict[str, Any], make: Any) -> None:
     rows = np.arange(60_000, dtype=np.float32).reshape(60, 1000)
