@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from perturbed import printed_by
 from preloaded import Preloaded
 
 from formats.hostile import formats
+from formats.suite import FORMATS
 
-COUNT = 2
+LAYOUTS = [name for name, form in FORMATS.items() if form.own_layout]
 
 
-def test_damaged_files_of_all_formats_are_read_or_refused(preloaded: Preloaded, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("names", "count"),
+    [pytest.param(LAYOUTS, 2, id="layouts"), pytest.param([*formats()], 20, id="all", marks=pytest.mark.nightly)],
+)
+def test_damaged_files_are_read_or_refused(names: list[str], count: int, preloaded: Preloaded, tmp_path: Path) -> None:
+    """At night also other codecs, types and side files."""
     script = Path(__file__).with_name("hostile.py")
-    printed = printed_by(preloaded, tmp_path, script, "all", str(COUNT), "5")
-    assert len(printed.splitlines()) == len(formats())
+    printed = printed_by(preloaded, tmp_path, script, *names, str(count), "5")
+    assert len(printed.splitlines()) == len(names)
     assert "refused" in printed
     assert "read" in printed
