@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
+
+import pytest
 
 
 def diagonal(*dimensions: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -14,3 +17,15 @@ def diagonal(*dimensions: Sequence[Any]) -> list[tuple[Any, ...]]:
     """
     longest = max(map(len, dimensions))
     return [tuple(values[at % len(values)] for values in dimensions) for at in range(longest)]
+
+
+def diagonal_by_day(*dimensions: Sequence[Any]) -> list[Any]:
+    """The product as parameters: the cases of `diagonal` always, the others at night."""
+    chosen = diagonal(*(range(len(values)) for values in dimensions))
+    return [
+        pytest.param(
+            *(values[at] for values, at in zip(dimensions, places, strict=True)),
+            marks=[] if places in chosen else pytest.mark.nightly,
+        )
+        for places in product(*(range(len(values)) for values in dimensions))
+    ]

@@ -77,7 +77,11 @@ def test_pipelines_on_tensors_are_executed_by_the_kernels(
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "workers"), [("train", 1), ("train", 2), ("v2 levels", 2), ("own step", 1), ("colors", 2)]
+    ("pipeline", "workers"),
+    [
+        *(("train", 2), ("own step", 1)),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in [("train", 1), ("v2 levels", 2), ("colors", 2)]),
+    ],
 )
 def test_batches_of_worker_processes_are_torchs(root: Path, pipeline: str, workers: int) -> None:
     dataset = datasets.ImageFolder(root, PIPELINES[pipeline]())
