@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
 from perturbed import printed_by
 from preloaded import Preloaded
 
 HERE = Path(__file__).parent
 COUNT = 2000
-ENCODED = 40
 
 
 def test_verdicts_and_pixels_of_damaged_files_are_pillows(preloaded: Preloaded, tmp_path: Path) -> None:
@@ -19,7 +19,8 @@ def test_verdicts_and_pixels_of_damaged_files_are_pillows(preloaded: Preloaded, 
     assert min(outcomes.values()) > COUNT / 20, "all must be common, or the mutations test nothing"
 
 
-def test_pixels_of_all_encoders_are_pillows(preloaded: Preloaded, tmp_path: Path) -> None:
-    written = ast.literal_eval(printed_by(preloaded, tmp_path, HERE / "encoders.py", str(ENCODED), "0"))
-    assert sum(written.values()) == ENCODED
+@pytest.mark.parametrize("count", [20, pytest.param(400, marks=pytest.mark.nightly)])
+def test_pixels_of_all_encoders_are_pillows(count: int, preloaded: Preloaded, tmp_path: Path) -> None:
+    written = ast.literal_eval(printed_by(preloaded, tmp_path, HERE / "encoders.py", str(count), "0"))
+    assert sum(written.values()) == count
     assert {"Pillow", "crafted"} <= written.keys()

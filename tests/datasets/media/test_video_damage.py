@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from media_files import VIDEOS, ffmpeg, write_video
+from rounds import rounds
 
 import feedline as fl
 from feedline.datasets import Clips
@@ -116,7 +117,7 @@ def whole_videos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     }
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=rounds(25, 300))
 @given(st.data(), st.integers(1, 1 << 20), st.booleans())
 def test_a_video_cut_anywhere_is_an_error_or_has_all_its_frames(
     tmp_path: Path, whole_videos: dict[str, bytes], data: st.DataObject, cut: int, is_short: bool
