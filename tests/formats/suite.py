@@ -160,7 +160,7 @@ class FormatSuite:
         assert not place.remote or len(pickle.dumps(dataset)) < PICKLED_NBYTES
         assert "cache" in place.store or form.needs_cache or dataset.ranges(np.array([0, -1])) == []
 
-    @law("files", fewest=("memory",), nightly=("memory",))
+    @law(few=("files",), fewest=("memory",), nightly=("files", "memory"))
     def test_a_dropped_dataset_is_gone(self, corpus: Corpus, place: Place) -> None:
         """Cycles through the memory of a library would keep it, with its open files."""
         place.fill(corpus.files)
@@ -233,7 +233,7 @@ class FormatSuite:
         assert equal(epoch(corpus.open(place)), corpus.local)
         assert statistics().nbytes - before <= corpus.format.described_nbytes(corpus.files)
 
-    @law("memory", fewest=("s3",), of=lambda form: form.indexed and form.own_layout)
+    @law(few=("memory",), fewest=("s3",), nightly=("memory",), of=lambda form: form.indexed and form.own_layout)
     def test_facts_about_the_files_are_kept(self, corpus: Corpus, place: Place) -> None:
         """With the index on this machine, the next opening reads only the description of the corpus."""
         place.fill(corpus.files)
@@ -280,7 +280,7 @@ class FormatSuite:
         with pytest.raises(SampleError, match=message.replace("{}", re.escape(f"{place.root}/{name}"))):
             epoch(corpus.open(place))
 
-    @law("files", turns=("memory", "cached"), of=lambda form: form.own_layout)
+    @law(few=("files",), turns=("memory", "cached"), nightly=("files",), of=lambda form: form.own_layout)
     def test_each_change_of_the_data_gives_another_fingerprint(self, corpus: Corpus, place: Place) -> None:
         place.fill(corpus.files)
         dataset = corpus.open(place)
