@@ -13,6 +13,7 @@ import av
 import fsspec
 import numpy as np
 import pytest
+from diagonals import diagonal_by_day
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from media_files import VIDEOS, ffmpeg, write_video
@@ -137,8 +138,7 @@ JOINED = dict.fromkeys(("a.mpg", "a.mkv"), VIDEOS["mpeg4.mp4"]) | {
 }
 
 
-@pytest.mark.parametrize("name", JOINED)
-@pytest.mark.parametrize("offset", [0, 0.5])
+@pytest.mark.parametrize(("name", "offset"), diagonal_by_day([*JOINED], [0, 0.5]))
 def test_videos_that_cat_has_joined_are_named(tmp_path: Path, name: str, offset: float) -> None:
     """Their time stamps overlap, and a frame is found by its time stamp."""
     first = write_video(tmp_path, name, JOINED[name]).read_bytes()
