@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recorder import Recorder
+from rounds import rounds
 from torch.utils.data import DataLoader, default_collate
 
 from feedline.collate.batch_reads import reader_of
@@ -106,7 +107,7 @@ KINDS: dict[str, Any] = {
     # A window is made of its tokens, local or remote.
     [*((kind, 3, True) for kind in KINDS), *((next(iter(KINDS)), files, False) for files in (1, 3))],
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=rounds(25, 40))
 @given(seed=st.integers(0, 1000), size=st.integers(1, 20))
 def test_all_ways_to_fetch_agree(folder: Path, kind: str, files: int, cross: bool, seed: int, size: int) -> None:
     data, empty = TokenFile(three(folder)[:files], 7, cross_files=cross, **KINDS[kind]), Recorder()

@@ -67,6 +67,7 @@ def small_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_files, "PHOTOS", (photo("hill"), photo("lake")))
     scans = noise.integers(0, 256, (5, 8, 8), np.uint8)
     monkeypatch.setattr(image_files, "load_digits", lambda: (scans, np.array([0, 1, 0, 1, 0])))
+    monkeypatch.setattr(compare, "PIXELS", 32)
 
 
 def contents(images: ImageSet) -> dict[str, bytes]:
@@ -393,6 +394,7 @@ with open({out!r}, "w") as out, redirect_stdout(out):
 """Runs the script with another folder for caches, and its output without its messages."""
 
 
+@pytest.mark.nightly
 def test_the_script_trains_on_the_installed_photographs(preloaded: Preloaded, tmp_path: Path) -> None:
     out = tmp_path / "summary.json"
     main = MAIN.format(cache=str(tmp_path), out=str(out), script=str(SCRIPT))

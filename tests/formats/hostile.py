@@ -1,6 +1,6 @@
 """Reads mutated files of one format in forked children; none may crash, hang, or raise a foreign error.
 
-Run by `test_hostile.py`, and for hours by `make fuzz`. Usage: hostile.py FORMAT COUNT SEED, with a format of
+Run by `test_hostile.py`, and for hours by `make fuzz`. Usage: hostile.py FORMAT... COUNT SEED, with formats of
 `formats`, or "all". A count such as "60s" stands for seconds of the CPU for each format. Prints how many inputs of each
 format were read and refused, by the class of the error. The files of an input that fails stay in
 `hostile-FORMAT-SEED-NUMBER`. A run continues where the last one with this seed ended: `hostile-SEED.json` has the
@@ -394,7 +394,7 @@ def _done(state: Path) -> dict[str, int]:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     logging.disable()
-    chosen = list(formats()) if sys.argv[1] == "all" else [sys.argv[1]]
-    failed = sum(main(name, sys.argv[2], int(sys.argv[3])) for name in chosen)
+    *chosen, count, number = sys.argv[1:]
+    failed = sum(main(name, count, int(number)) for name in (formats() if chosen == ["all"] else chosen))
     if failed:
         raise SystemExit(f"{failed} inputs fail")

@@ -99,20 +99,30 @@ def assert_soon(condition: Callable[[], bool]) -> None:
 
 
 def law(
-    *places: str, few: tuple[str, ...] = (), fewest: tuple[str, ...] = (), of: Callable[[Format], object] = bool
+    *places: str,
+    few: tuple[str, ...] = (),
+    fewest: tuple[str, ...] = (),
+    turns: tuple[str, ...] = (),
+    nightly: tuple[str, ...] = (),
+    of: Callable[[Format], object] = bool,
 ) -> Callable[[Any], Any]:
     """The places in which a law is tested, on all formats that it applies to.
 
     In those of `few` it is tested on the first format of each family, as these places differ in the store alone. In
     those of `fewest` it is tested on `READERS`: failures are those of the store, and other places show how formats
-    react.
+    react. In those of `turns` it is tested on `READERS`, too, by day on each in one of the places; in those of
+    `nightly` on all formats, by night.
     """
 
     def mark(test: Any) -> Any:
-        cases = [(form, place) for place in places for form in FORMATS]
-        cases += [(form, place) for place in few for form in FORMATS if form in FAMILIES]
-        cases += [(form, place) for place in fewest for form in READERS]
-        test.cases = [(name, place) for name, place in cases if of(FORMATS[name])]
+        daily = [(form, place) for place in places for form in FORMATS]
+        daily += [(form, place) for place in few for form in FORMATS if form in FAMILIES]
+        daily += [(form, place) for place in fewest for form in READERS]
+        daily += [(form, place) for turn, place in enumerate(turns) for form in READERS[turn :: len(turns)]]
+        night = [(form, place) for place in turns for form in READERS]
+        night += [(form, place) for place in nightly for form in FORMATS]
+        marks = dict.fromkeys(night, (pytest.mark.nightly,)) | dict.fromkeys(daily, ())
+        test.cases = [pytest.param(name, place, marks=marks[name, place]) for name, place in marks if of(FORMATS[name])]
         return test
 
     return mark
@@ -134,10 +144,10 @@ class FormatSuite:
             metafunc.parametrize(("corpus", "place"), self._cases(metafunc.function), indirect=True)
 
     @classmethod
-    def _cases(cls, test: Any) -> list[tuple[str, str]]:
-        return [(form, place) for form, place in test.cases if place in cls.places]
+    def _cases(cls, test: Any) -> list[Any]:
+        return [case for case in test.cases if case.values[1] in cls.places]
 
-    @law("files", fewest=("memory", "cached", "s3, cached"))
+    @law("files", fewest=("memory",), turns=("cached", "s3, cached"))
     def test_samples_are_the_expected_ones_in_every_way(self, corpus: Corpus, place: Place) -> None:
         """One by one, many at once, in batches, pickled, through loaders of every kind, and resumed."""
         place.fill(corpus.files)
@@ -150,7 +160,7 @@ class FormatSuite:
         assert not place.remote or len(pickle.dumps(dataset)) < PICKLED_NBYTES
         assert "cache" in place.store or form.needs_cache or dataset.ranges(np.array([0, -1])) == []
 
-    @law("files", "memory")
+    @law(few=("files",), fewest=("memory",), nightly=("files", "memory"))
     def test_a_dropped_dataset_is_gone(self, corpus: Corpus, place: Place) -> None:
         """Cycles through the memory of a library would keep it, with its open files."""
         place.fill(corpus.files)
@@ -215,7 +225,7 @@ class FormatSuite:
         with together(count):
             assert len(dataset.__getitems__(first)) == count
 
-    @law("cached", fewest=("s3, cached",), of=lambda form: form.own_layout)
+    @law(few=("cached",), turns=("cached", "s3, cached"), nightly=("cached",), of=lambda form: form.own_layout)
     def test_with_a_cache_the_next_run_fetches_no_data(self, corpus: Corpus, place: Place) -> None:
         place.fill(corpus.files)
         epoch(corpus.open(place))
@@ -223,7 +233,7 @@ class FormatSuite:
         assert equal(epoch(corpus.open(place)), corpus.local)
         assert statistics().nbytes - before <= corpus.format.described_nbytes(corpus.files)
 
-    @law("memory", fewest=("s3",), of=lambda form: form.indexed and form.own_layout)
+    @law(few=("memory",), fewest=("s3",), nightly=("memory",), of=lambda form: form.indexed and form.own_layout)
     def test_facts_about_the_files_are_kept(self, corpus: Corpus, place: Place) -> None:
         """With the index on this machine, the next opening reads only the description of the corpus."""
         place.fill(corpus.files)
@@ -270,7 +280,7 @@ class FormatSuite:
         with pytest.raises(SampleError, match=message.replace("{}", re.escape(f"{place.root}/{name}"))):
             epoch(corpus.open(place))
 
-    @law("files", fewest=("memory", "cached"), of=lambda form: form.own_layout)
+    @law(few=("files",), turns=("memory", "cached"), nightly=("files",), of=lambda form: form.own_layout)
     def test_each_change_of_the_data_gives_another_fingerprint(self, corpus: Corpus, place: Place) -> None:
         place.fill(corpus.files)
         dataset = corpus.open(place)

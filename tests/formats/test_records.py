@@ -19,6 +19,7 @@ import pytest
 from format_cases import equal, hidden
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rounds import rounds
 
 import feedline as fl
 from feedline.datasets import CSV, JSONL, MDS, Lines, LitData, TFRecord, file_objects
@@ -84,7 +85,7 @@ class TestParts:
         memory.write("a.tfrecord", records(payloads))
         assert all_of(TFRecord(f"{memory.root}/a.tfrecord", decode="bytes")) == payloads
 
-    @settings(suppress_health_check=FRESH, max_examples=60)
+    @settings(suppress_health_check=FRESH, max_examples=rounds(25, 60))
     @given(
         text=st.text(st.sampled_from('aé," \r\n'), max_size=40),
         bom=st.booleans(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -26,3 +27,15 @@ def at_night(*cases: Any) -> list[Any]:
 def by_day(cases: Sequence[Any], chosen: Sequence[Any]) -> list[Any]:
     """All cases, of which only those chosen run in `make test`."""
     return [*chosen, *at_night(*(case for case in cases if case not in chosen))]
+
+
+def diagonal_by_day(*dimensions: Sequence[Any]) -> list[Any]:
+    """The product as parameters: the cases of `diagonal` always, the others at night."""
+    chosen = diagonal(*(range(len(values)) for values in dimensions))
+    return [
+        pytest.param(
+            *(values[at] for values, at in zip(dimensions, places, strict=True)),
+            marks=[] if places in chosen else pytest.mark.nightly,
+        )
+        for places in product(*(range(len(values)) for values in dimensions))
+    ]

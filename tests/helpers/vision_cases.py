@@ -151,7 +151,7 @@ PIPELINES: dict[str, Callable[[], Any]] = {
 """Common pipelines; each call returns new objects."""
 
 
-def folder(root: Path, count: int = 48, seed: int = 0) -> Path:
+def folder(root: Path, count: int = 24, seed: int = 0) -> Path:
     """Images of two classes, of 20 to 300 pixels, in every mode that Pillow converts to RGB."""
     rng = np.random.default_rng(seed)
     for number in range(count):

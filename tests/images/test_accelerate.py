@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_cases import jpeg
 from PIL import ExifTags, Image, ImageEnhance, ImageFile, ImageFilter, ImageOps
+from rounds import rounds
 
 from feedline.images import accelerate_pillow, pillow_obstacle
 
@@ -228,14 +229,14 @@ def from_memory(data: bytes) -> Callable[[], Image.Image]:
 
 
 @given(data=files, chain=chains)
-@settings(max_examples=400)
+@settings(max_examples=rounds(100, 400))
 def test_chains_equal_pillows_results(data: bytes, chain: list[tuple[int, Operation]]) -> None:
     expected, found = both(from_memory(data), chain)
     assert found == expected
 
 
 @given(data=files, chain=st.lists(st.tuples(st.just(0), deferring), min_size=1, max_size=6))
-@settings(max_examples=400)
+@settings(max_examples=rounds(100, 400))
 def test_deferred_chains_equal_pillows_results(data: bytes, chain: list[tuple[int, Operation]]) -> None:
     expected, found = both(from_memory(data), chain)
     assert found == expected
@@ -251,7 +252,7 @@ damages = st.one_of(
 
 
 @given(data=files, harm=st.lists(damages, min_size=1, max_size=3), chain=chains, lenient=st.booleans())
-@settings(max_examples=500)
+@settings(max_examples=rounds(100, 500))
 def test_damaged_files_fail_at_the_same_call_with_the_same_error(
     data: bytes, harm: list[Callable[[bytes], bytes]], chain: list[tuple[int, Operation]], lenient: bool
 ) -> None:

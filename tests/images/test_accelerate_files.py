@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from diagonals import diagonal_by_day
 from image_cases import encoded, jpeg, photo
 from PIL import ExifTags, Image, ImageFile, ImageOps, JpegImagePlugin
 
@@ -310,8 +311,7 @@ USES = [
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-@pytest.mark.parametrize("tail", [0, 40, 1 << 18])
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(("use", "tail"), diagonal_by_day(USES, [0, 40, 1 << 18]))
 def test_handles_are_used_as_by_pillow(path: Path, use: Callable[[Path], Any], tail: int) -> None:
     path.write_bytes(path.read_bytes() + bytes(tail))
     found, expected = both(lambda: use(path))

@@ -1,14 +1,21 @@
-"""A short run of the fuzz targets under sanitizers; `make fuzz` is the long one."""
+"""A run of the fuzz targets under sanitizers, which takes a minute to compile; `make fuzz` is the long one.
+
+In CI, `test_decode_hostile.py` and `test_grid_hostile.py` read mutated images, and `test_decode_verdicts.py` compares
+them with Pillow's.
+"""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
 
-INPUTS = 2_000
+import pytest
+
+INPUTS = 10_000
 TARGETS = 2
 
 
+@pytest.mark.nightly
 def test_mutated_images_neither_crash_nor_differ() -> None:
     root = Path(__file__).parents[2]
     run = subprocess.run(

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from peers import trainers
@@ -68,13 +68,23 @@ def with_trainers(preloaded: Preloaded) -> Iterator[Preloaded]:
 
 
 TRAINERS = ROOT / "docs/how-to/trainers"
-NIGHTLY = {"ray-train", "torchrun"}
+ELSEWHERE = {"ray-train", "torchrun"}
+SLOW = re.compile(r"^import ray$|\[sys\.executable,|^from accelerate |class ExactTrainer", re.MULTILINE)
+"""Found in scripts that run at night, because others check what they show.
+
+They start Ray, or another interpreter, or resume the trainers of `tests/conformance/test_trainer_ranks.py`.
+"""
+
 ALL = [block for page in PAGES for block in blocks(page)]
-OF_TRAINERS = [block for block in ALL if block.page.parent == TRAINERS and block.page.stem not in NIGHTLY]
+OF_TRAINERS = [block for block in ALL if block.page.parent == TRAINERS and block.page.stem not in ELSEWHERE]
 ALL = [block for block in ALL if block.page.parent != TRAINERS]
 
 
-@pytest.mark.parametrize("block", ALL, ids=lambda block: f"{block.page.relative_to(ROOT)}:{block.line}")
+def scripts(blocks: list[Block]) -> list[Any]:
+    return [pytest.param(block, marks=pytest.mark.nightly) if SLOW.search(block.code) else block for block in blocks]
+
+
+@pytest.mark.parametrize("block", scripts(ALL), ids=lambda block: f"{block.page.relative_to(ROOT)}:{block.line}")
 def test_block_runs(block: Block, preloaded: Preloaded, tmp_path: Path) -> None:
     script, log = tmp_path / "block.py", tmp_path / "output.log"
     script.write_text(block.code, encoding="utf-8")
@@ -82,7 +92,7 @@ def test_block_runs(block: Block, preloaded: Preloaded, tmp_path: Path) -> None:
     assert code == 0, f"{block.page}:{block.line}\n{log.read_text()}"
 
 
-@pytest.mark.parametrize("block", OF_TRAINERS, ids=lambda block: block.page.stem)
+@pytest.mark.parametrize("block", scripts(OF_TRAINERS), ids=lambda block: block.page.stem)
 def test_a_page_of_a_trainer_runs(block: Block, with_trainers: Preloaded, tmp_path: Path) -> None:
     """`tests/stress/test_elastic.py` and `test_ray_train.py` run the pages on torchrun and Ray Train."""
     test_block_runs(block, with_trainers, tmp_path)

@@ -183,6 +183,7 @@ def test_a_check_that_fails_names_the_places(root: Path, capsys: pytest.CaptureF
     ]
 
 
+@pytest.mark.nightly
 def test_cases_are_collected_by_pytest(root: Path) -> None:
     (root / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["tests"]\n')
     (root / "tests/test_loop.py").write_text(

@@ -259,7 +259,9 @@ def test_credentials_that_sign_no_links_are_named(
     assert remedy in "".join(caught.value.__notes__)
 
 
+@pytest.mark.nightly
 def test_listings_of_many_pages_with_an_odd_key(s3: S3) -> None:
+    """With pages of their usual size; `test_odd_keys_on_many_pages` has smaller ones."""
     names = {f"{number:04}.txt": b"x" for number in range(1010)}  # a page has 1000
     bucket = s3.bucket(names)
     s3.put_key(bucket, "1005//odd.txt", b"odd")

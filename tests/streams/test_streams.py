@@ -17,6 +17,7 @@ import torch
 from diagonals import diagonal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rounds import rounds
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import feedline as fl
@@ -139,9 +140,8 @@ def mixture() -> Any:
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 4))
-@settings(max_examples=40, deadline=None, suppress_health_check=CHECKS)
+@settings(max_examples=rounds(12, 100), deadline=None, suppress_health_check=CHECKS)
 def test_random_cuts_and_worlds_give_each_sample_of_a_mixture_once(draw: random.Random, cuts: int) -> None:
-    """With the five cuts of each example, these are 200 and more."""
     seen: Counter[int] = Counter()
     state = None
     for leg in range(cuts + 1):

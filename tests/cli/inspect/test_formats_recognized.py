@@ -213,7 +213,10 @@ def test_row_groups_that_are_not_kept_are_read_again() -> None:
     assert four.window_nbytes == 40_000
 
 
-@pytest.mark.parametrize(("window", "kept"), [(3, 1), (3, 6), (6, 3), (12, 1), (12, 6)])
+@pytest.mark.parametrize(
+    ("window", "kept"),
+    [(3, 1), (6, 3), (12, 6), *(pytest.param(*case, marks=pytest.mark.nightly) for case in [(3, 6), (12, 1)])],
+)
 def test_row_groups_are_read_as_often_as_announced(folder: Path, window: int, kept: int) -> None:
     pq.write_table(TABLE.select(["x"]), folder / "a.parquet", row_group_size=50)  # all of one size
     order, announced_reads, read = ShardShuffled([50] * 12, 0, window), 0.0, 0

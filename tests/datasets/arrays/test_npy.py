@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recorder import Recorder
+from rounds import rounds
 from torch.utils.data import DataLoader, default_collate
 
 import feedline as fl
@@ -71,7 +72,7 @@ def same(ours: Any, theirs: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=rounds(25, 40))
 @given(indices=st.lists(st.integers(-10, 9), min_size=1, max_size=12))
 def test_all_ways_to_fetch_agree(kind: str, folder: Path, indices: list[int]) -> None:
     dataset, empty = made(kind, folder), Recorder()

@@ -12,6 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 import soundfile
+from diagonals import diagonal_by_day
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from media_files import ffmpeg, write_sounds
@@ -183,8 +184,9 @@ def sounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["a.ogg", "a.opus", "a.mp3"])
-@pytest.mark.parametrize("tag", [b"", b"TAG".ljust(128, b"\xff")])
+@pytest.mark.parametrize(
+    ("name", "tag"), diagonal_by_day(["a.ogg", "a.opus", "a.mp3"], [b"", b"TAG".ljust(128, b"\xff")])
+)
 def test_files_behind_a_file_are_named(sounds: Path, tmp_path: Path, name: str, tag: bytes) -> None:
     """As `cat` joins them, and as radio streams are recorded."""
     data = (sounds / name).read_bytes()

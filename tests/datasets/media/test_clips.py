@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,6 +35,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@cache
 def reference(path: Path) -> dict[float, Any]:
     """All frames of a video by their time, as PyAV decodes them from the beginning."""
     with av.open(str(path)) as container:

@@ -13,9 +13,11 @@ import av
 import fsspec
 import numpy as np
 import pytest
+from diagonals import diagonal_by_day
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from media_files import VIDEOS, ffmpeg, write_video
+from rounds import rounds
 
 import feedline as fl
 from feedline.datasets import Clips
@@ -116,7 +118,7 @@ def whole_videos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     }
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=rounds(25, 300))
 @given(st.data(), st.integers(1, 1 << 20), st.booleans())
 def test_a_video_cut_anywhere_is_an_error_or_has_all_its_frames(
     tmp_path: Path, whole_videos: dict[str, bytes], data: st.DataObject, cut: int, is_short: bool
@@ -136,8 +138,7 @@ JOINED = dict.fromkeys(("a.mpg", "a.mkv"), VIDEOS["mpeg4.mp4"]) | {
 }
 
 
-@pytest.mark.parametrize("name", JOINED)
-@pytest.mark.parametrize("offset", [0, 0.5])
+@pytest.mark.parametrize(("name", "offset"), diagonal_by_day([*JOINED], [0, 0.5]))
 def test_videos_that_cat_has_joined_are_named(tmp_path: Path, name: str, offset: float) -> None:
     """Their time stamps overlap, and a frame is found by its time stamp."""
     first = write_video(tmp_path, name, JOINED[name]).read_bytes()

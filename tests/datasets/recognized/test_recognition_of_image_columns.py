@@ -85,9 +85,12 @@ def compare(dataset: Any, **arguments: Any) -> None:
 
 
 TO_TENSORS = ["train", "validate", "colors", "random crop", "flip first", "random apply", "v2 train", "v2 colors"]
+DAILY = {"train", "random apply", "v2 colors"}
 
 
-@pytest.mark.parametrize("pipeline", TO_TENSORS)
+@pytest.mark.parametrize(
+    "pipeline", [name if name in DAILY else pytest.param(name, marks=pytest.mark.nightly) for name in TO_TENSORS]
+)
 def test_batches_of_worker_processes_are_torchs(in_memory: Any, pipeline: str) -> None:
     compare(in_memory.with_transform(Prepared(PIPELINES[pipeline]())), num_workers=1)
 

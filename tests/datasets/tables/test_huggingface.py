@@ -12,6 +12,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
+from diagonals import diagonal_by_day
 from recorder import Recorder
 from torch.utils.data import DataLoader, default_collate
 
@@ -83,8 +84,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> datasets.Dataset:
     return datasets.load_from_disk(folder)
 
 
-@pytest.mark.parametrize("selection", ["all", "shuffled", "sliced"])
-@pytest.mark.parametrize("kind", ["torch", "numpy", None])
+@pytest.mark.parametrize(
+    ("kind", "selection"), diagonal_by_day(["torch", "numpy", None], ["all", "shuffled", "sliced"])
+)
 def test_batches_are_those_of_torch_for_every_kind_of_column(saved: Any, kind: str | None, selection: str) -> None:
     chosen = {"all": saved, "shuffled": saved.shuffle(seed=1), "sliced": saved.select(range(10, 50))}[selection]
     for name in saved.column_names:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.orc
 import pytest
+from diagonals import diagonal_by_day
 from hypothesis import given
 from hypothesis import strategies as st
 from orc_parts import DATA, DICTIONARY_DATA, LENGTH, PRESENT, ROW_INDEX, SECONDARY, ORCParts, varint
@@ -61,11 +62,14 @@ def decoded(path: Path, data: bytes) -> Any:
     return [chunks.decoded(number) for number in range(len(chunks.sizes))]
 
 
-@pytest.mark.parametrize(("codec", "few_items"), [*product(CODECS, [0]), ("zstd", None)])
-@pytest.mark.parametrize(("words", "version"), [*product([0.0, 1.0], ["0.11", "0.12"])])
+@pytest.mark.parametrize(
+    ("coded", "written"),
+    diagonal_by_day([*product(CODECS, [0]), ("zstd", None)], [*product([0.0, 1.0], ["0.11", "0.12"])]),
+)
 def test_undamaged_files_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, words: float, version: str, few_items: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coded: tuple[str, int | None], written: tuple[float, str]
 ) -> None:
+    (codec, few_items), (words, version) = coded, written
     if few_items is not None:  # so that the items of short lists are counted, too
         monkeypatch.setattr(orc_stripes, "_FEW_ITEMS", few_items)
     options = {"dictionary_key_size_threshold": words, "file_version": version, "stripe_size": 20_000}

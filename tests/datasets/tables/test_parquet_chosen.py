@@ -17,6 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recorder import Recorder
+from rounds import rounds
 
 import feedline as fl
 from feedline import stores
@@ -161,7 +162,7 @@ PREDICATES = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=rounds(25, 300))
 @given(filters=st.lists(st.lists(PREDICATES, min_size=1, max_size=3), min_size=1, max_size=3))
 def test_rows_are_those_that_pyarrow_finds(tmp_path: Path, filters: list[Any]) -> None:
     folder = tmp_path / "data"

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.orc
 import pyarrow.parquet as pq
 import pytest
-from diagonals import diagonal
+from diagonals import diagonal, diagonal_by_day
 
 import feedline as fl
 from feedline.core.caches import LoadingCache
@@ -97,7 +97,7 @@ def test_chunks_that_another_thread_decodes_and_evicts_meanwhile(
         check(sample, at)
 
 
-@pytest.mark.parametrize("place", ["local", "store"])
+@pytest.mark.parametrize(("opened", "place"), diagonal_by_day([*FORMATS], ["local", "store"]), indirect=["opened"])
 def test_threads_share_a_dataset_whose_cache_is_too_small(opened: Callable[[str], Any], place: str) -> None:
     data, started = opened(place), threading.Barrier(6)
 

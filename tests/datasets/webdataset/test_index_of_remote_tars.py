@@ -18,6 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from image_cases import encoded, intervals, jpeg, photo
+from rounds import rounds
 from tar_cases import entry, image_members, npy, write_tar
 
 from feedline.datasets import array_container
@@ -90,7 +91,7 @@ MEMBERS = st.dictionaries(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=rounds(25, 300))
 @given(MEMBERS, st.integers(500, 6000), st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]), st.integers(0, 3000))
 def test_an_index_is_that_of_the_file_however_it_is_divided(
     tmp_path: Path, memory: Any, members: dict[str, bytes], part_nbytes: int, form: int, cut: int
