@@ -15,6 +15,7 @@ from debris import DebrisGuard
 from huge_pages import use_huge_pages
 from hypothesis import HealthCheck, settings
 from preloaded import Preloaded
+from watchdog import Watchdog
 
 if TYPE_CHECKING:
     from ceph import S3
@@ -83,6 +84,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("forking", "others"),
         help="run the tests that start many processes, or all others; small processes fork several times faster",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Watchdog(config))
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
