@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import gc
 import importlib
 import json
@@ -88,17 +89,18 @@ class Preloaded:
         setup: str = "",
     ) -> None:
         assert not (trunk and flags), "a fork keeps the flags of its interpreter"
+        self._ends_quickly = ends_quickly
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = os.pathsep.join(sys.path)  # also for what scripts spawn
         with theirs:
             if trunk is not None:
                 lasting = f"os.environ['PYTHONPATH'], sys.path[1:] = {path!r}, {sys.path!r}\n{setup}"
-                options = ["0", str(int(ends_quickly)), lasting, *more]
+                options = ["0", lasting, *more]
                 script = trunk.start(__file__, *options, stdin=theirs.fileno(), stdout=1, stderr=2)
                 self._wait: Callable[[], int] = lambda: script.wait(60.0)
             else:
                 server = subprocess.Popen(
-                    [sys.executable, *flags, __file__, str(theirs.fileno()), str(int(ends_quickly)), setup, *more],
+                    [sys.executable, *flags, __file__, str(theirs.fileno()), setup, *more],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "random"},
@@ -108,7 +110,8 @@ class Preloaded:
     def start(self, *command: str, stdin: int, stdout: int, stderr: int, cwd: Path | None = None) -> Script:
         """Run a script with its arguments on copies of these descriptors."""
         reading, writing = os.pipe()
-        request = json.dumps({"command": command, "cwd": os.fspath(cwd or Path.cwd())})
+        folder = os.fspath(cwd or Path.cwd())
+        request = json.dumps({"command": command, "cwd": folder, "ends_quickly": self._ends_quickly})
         try:
             socket.send_fds(self._socket, [request.encode()], [stdin, stdout, stderr, writing])
         finally:
@@ -134,6 +137,12 @@ class Preloaded:
         with open(os.devnull) as nothing, open(output, "w") as log:
             streams = {"stdin": nothing.fileno(), "stdout": log.fileno(), "stderr": log.fileno()}
             return self.start(str(script), *arguments, **streams, cwd=script.parent)
+
+    def ending_quickly(self) -> Preloaded:
+        """The same server, for scripts whose end is not what is tested."""
+        server = copy.copy(self)
+        server._ends_quickly = True
+        return server
 
     def __enter__(self) -> Self:
         return self
@@ -167,6 +176,8 @@ def keep(request: dict[str, Any], fds: Sequence[int]) -> None:
     if pid == 0:
         os.close(report)
         become(request["command"], request["cwd"], streams)
+        if request["ends_quickly"]:
+            end_quickly()
         return
     for fd in streams:
         os.close(fd)
@@ -202,15 +213,12 @@ def end_quickly() -> None:
 
 if __name__ == "__main__":
     gc.disable()  # nothing imported is garbage
-    exec(sys.argv[3])
-    for module in (*PRELOADED, *sys.argv[4:]):
+    exec(sys.argv[2])
+    for module in (*PRELOADED, *sys.argv[3:]):
         importlib.import_module(module)
     # The collector would write to each imported object, and each fork would copy nearly all memory at its end.
     gc.collect()
     gc.freeze()
     gc.enable()
     use_huge_pages()
-    ends_quickly = sys.argv[2] == "1"
     serve(socket.socket(fileno=int(sys.argv[1])))
-    if ends_quickly:
-        end_quickly()
