@@ -15,6 +15,7 @@ from feedline.core.copying import CopyRates
 from feedline.core.telemetry import MAIN, Span
 from feedline.loader.report import doubts, verdict
 from feedline.loader.report.advice import predict
+from feedline.loader.report.calibration import PREEMPTED_SHARE
 from feedline.loader.report.measured import Measured, files_nbytes_of
 from feedline.loader.report.model import Model
 from feedline.loader.report.replay import (
@@ -298,6 +299,21 @@ def test_workers_that_wait_for_each_other_gain_nothing_from_more() -> None:
     assert model.gain(more._replace(change=BatchTimes.without_exclusion)) > 3
     assert model.removal_gains["fetch"] > 3
     assert contended(0.05).gain(more) > 3, "a lock that is rarely waited for is free most of the time"
+
+
+def test_a_lock_of_workers_is_no_lack_of_cpus() -> None:
+    """Other programs compute, too, but it is the lock that limits the loop."""
+    waits = Pipeline(fetch=(48, 4), turn=3, step=(4, 0.5), workers=2, others=2)
+    run = waits.run()
+    measured = replace(Measured.of(run.recent, run.stats), contended_share=0.5)
+    assert measured.delay_share > PREEMPTED_SHARE
+    model = Model.of(measured, waits.context())
+    assert model.machine.cpus == waits.cpus
+    assert model.now_s == pytest.approx(run.period_s, rel=0.01)
+    # A worker waits for the lock half of the time in which it builds a batch. A bound is that of an idle machine.
+    free = replace(waits, fetch=(48 - 26, 4), workers=4, others=0).run()
+    case = model.with_setting(free.pipeline.context().setting)._replace(change=BatchTimes.without_exclusion)
+    assert model.gain(case) == pytest.approx(run.period_s / free.period_s, rel=0.15)
 
 
 @pytest.mark.parametrize("fetch", [(0, 10), (5, 5), (10, 10)])

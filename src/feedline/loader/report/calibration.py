@@ -59,6 +59,7 @@ def calibrate(measured: Measured, context: Context) -> Calibration:
     measured = _with_contention(measured, setting)
     measured, machine = _with_lock(measured, context)
     measured, machine = _with_late_loop(measured, setting, machine)
+    measured = _with_whole_exclusion(measured, setting, machine)
     expected_s = replay(measured.batches, setting, machine)
     if expected_s < 0.97 * measured.period_s and measured.delay_share > PREEMPTED_SHARE:
         machine = _with_others(measured, setting, machine)
@@ -95,6 +96,25 @@ def _with_contention(measured: Measured, setting: EngineSetting) -> Measured:
         )
 
     return replace(measured, batches=tuple(map(separated, measured.batches)))
+
+
+def _with_whole_exclusion(measured: Measured, setting: EngineSetting, machine: Machine) -> Measured:
+    """The recording, in which a lock that limits the loop is held all the time.
+
+    The times between two stages of a worker are missing in the time for which a batch holds the lock. No lack of CPUs
+    and no other wait explains them: the lock is in use meanwhile.
+    """
+    alone_s = replay([batch.without_exclusion() for batch in measured.batches], setting, machine)
+    held_s = replay(measured.batches, setting, machine)
+    if not alone_s < held_s < measured.period_s:
+        return measured
+    factor = measured.period_s / held_s
+
+    def held(batch: BatchTimes) -> BatchTimes:
+        work = {stage: task._replace(held_s=factor * task.held_s) for stage, task in batch.work.items()}
+        return replace(batch, work=work)
+
+    return replace(measured, batches=tuple(map(held, measured.batches)))
 
 
 CONTENDED = 0.15
