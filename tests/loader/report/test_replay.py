@@ -21,6 +21,7 @@ from feedline.loader.report.model import Model
 from feedline.loader.report.replay import (
     INLINE,
     PROCESS,
+    SWITCH_S,
     THREAD,
     BatchTimes,
     EngineSetting,
@@ -323,6 +324,37 @@ def test_uneven_run_delays_do_not_look_like_waiting(fetch: tuple[int, int], othe
     measured = Measured.of(run.recent, run.stats)
     assert all(task.wait_s >= 0 for batch in measured.batches for task in batch.work.values())
     assert measured.mean("fetch").wait_s == pytest.approx(fetch[0] / 1000, abs=0.0002)
+
+
+def with_waits_of_steps(run: Run, more_ms: float = 0) -> Run:
+    """The run, whose computing steps stop to wait twice in each interval in which others have Python's lock.
+
+    Every eighth step waits for `more_ms` more, and once more often.
+    """
+    for number, spans in enumerate(run.recorded):
+        own_ms = 0 if number % 8 else more_ms
+        times = {span.stage: span.stop_ns - span.start_ns for span in spans}
+        waits = round(2 * (times["step"] - times.get("step.cpu", times["step"])) / 1e9 / SWITCH_S + 0.5 + bool(own_ms))
+        longer = {"step": times["step"] + round(own_ms * 1e6), "step.switches": waits}
+        spans[:] = [span._replace(stop_ns=span.start_ns + longer.get(span.stage, times[span.stage])) for span in spans]
+    return run
+
+
+LOCKED = Pipeline(fetch=(0, 12), step=(0, 4), workers=2, method="thread", locks=True, cpus=4)
+
+
+@pytest.mark.parametrize("locked", [LOCKED, replace(LOCKED, workers=4)])
+def test_steps_wait_for_the_lock_alone_if_some_of_them_never_stop(locked: Pipeline) -> None:
+    """Steps of many operators outside Python take its lock again after each of them."""
+    run = with_waits_of_steps(locked.run())
+    truth = run.period_s / replace(locked, fetch=(0, 0)).run().period_s
+    assert model_of(run).free_gain == pytest.approx(truth, rel=0.1)
+
+
+def test_waits_that_are_too_long_for_the_lock_are_those_of_the_step() -> None:
+    """As where every eighth step reads a result from a device."""
+    run = with_waits_of_steps(LOCKED.run(), 400)
+    assert model_of(run).measured.mean("step").wait_s == pytest.approx(0.4 / 8, rel=0.2)
 
 
 def test_the_headroom_goes_both_ways() -> None:
