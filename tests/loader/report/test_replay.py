@@ -15,11 +15,13 @@ from feedline.core.copying import CopyRates
 from feedline.core.telemetry import MAIN, Span
 from feedline.loader.report import doubts, verdict
 from feedline.loader.report.advice import predict
+from feedline.loader.report.calibration import PREEMPTED_SHARE
 from feedline.loader.report.measured import Measured, files_nbytes_of
 from feedline.loader.report.model import Model
 from feedline.loader.report.replay import (
     INLINE,
     PROCESS,
+    SWITCH_S,
     THREAD,
     BatchTimes,
     EngineSetting,
@@ -300,6 +302,21 @@ def test_workers_that_wait_for_each_other_gain_nothing_from_more() -> None:
     assert contended(0.05).gain(more) > 3, "a lock that is rarely waited for is free most of the time"
 
 
+def test_a_lock_of_workers_is_no_lack_of_cpus() -> None:
+    """Other programs compute, too, but it is the lock that limits the loop."""
+    waits = Pipeline(fetch=(48, 4), turn=3, step=(4, 0.5), workers=2, others=2)
+    run = waits.run()
+    measured = replace(Measured.of(run.recent, run.stats), contended_share=0.5)
+    assert measured.delay_share > PREEMPTED_SHARE
+    model = Model.of(measured, waits.context())
+    assert model.machine.cpus == waits.cpus
+    assert model.now_s == pytest.approx(run.period_s, rel=0.01)
+    # A worker waits for the lock half of the time in which it builds a batch. A bound is that of an idle machine.
+    free = replace(waits, fetch=(48 - 26, 4), workers=4, others=0).run()
+    case = model.with_setting(free.pipeline.context().setting)._replace(change=BatchTimes.without_exclusion)
+    assert model.gain(case) == pytest.approx(run.period_s / free.period_s, rel=0.15)
+
+
 @pytest.mark.parametrize("fetch", [(0, 10), (5, 5), (10, 10)])
 @pytest.mark.parametrize("others", [2, 6])
 def test_uneven_run_delays_do_not_look_like_waiting(fetch: tuple[int, int], others: int) -> None:
@@ -307,6 +324,37 @@ def test_uneven_run_delays_do_not_look_like_waiting(fetch: tuple[int, int], othe
     measured = Measured.of(run.recent, run.stats)
     assert all(task.wait_s >= 0 for batch in measured.batches for task in batch.work.values())
     assert measured.mean("fetch").wait_s == pytest.approx(fetch[0] / 1000, abs=0.0002)
+
+
+def with_waits_of_steps(run: Run, more_ms: float = 0) -> Run:
+    """The run, whose computing steps stop to wait twice in each interval in which others have Python's lock.
+
+    Every eighth step waits for `more_ms` more, and once more often.
+    """
+    for number, spans in enumerate(run.recorded):
+        own_ms = 0 if number % 8 else more_ms
+        times = {span.stage: span.stop_ns - span.start_ns for span in spans}
+        waits = round(2 * (times["step"] - times.get("step.cpu", times["step"])) / 1e9 / SWITCH_S + 0.5 + bool(own_ms))
+        longer = {"step": times["step"] + round(own_ms * 1e6), "step.switches": waits}
+        spans[:] = [span._replace(stop_ns=span.start_ns + longer.get(span.stage, times[span.stage])) for span in spans]
+    return run
+
+
+LOCKED = Pipeline(fetch=(0, 12), step=(0, 4), workers=2, method="thread", locks=True, cpus=4)
+
+
+@pytest.mark.parametrize("locked", [LOCKED, replace(LOCKED, workers=4)])
+def test_steps_wait_for_the_lock_alone_if_some_of_them_never_stop(locked: Pipeline) -> None:
+    """Steps of many operators outside Python take its lock again after each of them."""
+    run = with_waits_of_steps(locked.run())
+    truth = run.period_s / replace(locked, fetch=(0, 0)).run().period_s
+    assert model_of(run).free_gain == pytest.approx(truth, rel=0.1)
+
+
+def test_waits_that_are_too_long_for_the_lock_are_those_of_the_step() -> None:
+    """As where every eighth step reads a result from a device."""
+    run = with_waits_of_steps(LOCKED.run(), 400)
+    assert model_of(run).measured.mean("step").wait_s == pytest.approx(0.4 / 8, rel=0.2)
 
 
 def test_the_headroom_goes_both_ways() -> None:

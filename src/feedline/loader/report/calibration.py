@@ -14,6 +14,7 @@ from feedline.loader.report.measured import BUILD_STAGES, Measured
 from feedline.loader.report.replay import (
     INLINE,
     PROCESS,
+    SWITCH_S,
     THREAD,
     BatchTimes,
     EngineSetting,
@@ -59,6 +60,7 @@ def calibrate(measured: Measured, context: Context) -> Calibration:
     measured = _with_contention(measured, setting)
     measured, machine = _with_lock(measured, context)
     measured, machine = _with_late_loop(measured, setting, machine)
+    measured = _with_whole_exclusion(measured, setting, machine)
     expected_s = replay(measured.batches, setting, machine)
     if expected_s < 0.97 * measured.period_s and measured.delay_share > PREEMPTED_SHARE:
         machine = _with_others(measured, setting, machine)
@@ -95,6 +97,25 @@ def _with_contention(measured: Measured, setting: EngineSetting) -> Measured:
         )
 
     return replace(measured, batches=tuple(map(separated, measured.batches)))
+
+
+def _with_whole_exclusion(measured: Measured, setting: EngineSetting, machine: Machine) -> Measured:
+    """The recording, in which a lock that limits the loop is held all the time.
+
+    The times between two stages of a worker are missing in the time for which a batch holds the lock. No lack of CPUs
+    and no other wait explains them: the lock is in use meanwhile.
+    """
+    alone_s = replay([batch.without_exclusion() for batch in measured.batches], setting, machine)
+    held_s = replay(measured.batches, setting, machine)
+    if not alone_s < held_s < measured.period_s:
+        return measured
+    factor = measured.period_s / held_s
+
+    def held(batch: BatchTimes) -> BatchTimes:
+        work = {stage: task._replace(held_s=factor * task.held_s) for stage, task in batch.work.items()}
+        return replace(batch, work=work)
+
+    return replace(measured, batches=tuple(map(held, measured.batches)))
 
 
 CONTENDED = 0.15
@@ -177,8 +198,11 @@ def _waits_for_lock(measured: Measured, setting: EngineSetting) -> bool:
 def _with_locked_steps(measured: Measured, setting: EngineSetting, machine: Machine) -> Measured:
     """The recording, with steps without their waits for Python's lock.
 
-    A replay with the lock then gives the measured steps.
+    A replay with the lock then gives the measured steps. Where some steps never stop, none waits for anything else.
     """
+    if _some_never_stop(measured):
+        own_s, waited_s = _beyond_lock_s(measured, setting), measured.mean("step").wait_s
+        return _scale_steps(measured, min(own_s / waited_s, 1.0)) if waited_s else measured
     low, high = 0.0, measured.mean("step").wait_s
     if replay_step(measured.batches, setting, machine) <= measured.step_s:
         return measured
@@ -190,6 +214,40 @@ def _with_locked_steps(measured: Measured, setting: EngineSetting, machine: Mach
         else:
             high = middle
     return _with_shorter_steps(measured, low)
+
+
+def _some_never_stop(measured: Measured) -> bool:
+    """True if steps may do without a wait: a step that sleeps stops each time.
+
+    False where the kernel does not count waits.
+    """
+    waits = sorted(number for number, _ in measured.step_stops)
+    return len(waits) >= _LEAST_STEPS and waits[int(_SELDOM * len(waits))] == 0 < waits[-1]
+
+
+def _beyond_lock_s(measured: Measured, setting: EngineSetting) -> float:
+    """Mean waiting of a step that is too long for its number of waits.
+
+    Such as that of the few steps that read a result from a device. One wait for the lock takes as long as in a replay.
+    """
+    longest_s = SWITCH_S * (setting.num_workers + 1) / 2
+    beyond_s = [max(waited_s - number * longest_s, 0.0) for number, waited_s in measured.step_stops if number]
+    return sum(beyond_s) / len(measured.step_stops)
+
+
+def _scale_steps(measured: Measured, factor: float) -> Measured:
+    batches = (
+        replace(batch, step=batch.step._replace(wait_s=factor * batch.step.wait_s)) for batch in measured.batches
+    )
+    return replace(measured, batches=tuple(batches))
+
+
+_LEAST_STEPS = 8
+"""Number of steps from which some of them show what a step may do without."""
+
+
+_SELDOM = 0.1
+"""Share of steps that may stop less often than the others, such as the last ones of an epoch."""
 
 
 SWITCHES_PER_TAKE = 3.0

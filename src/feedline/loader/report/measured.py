@@ -9,7 +9,7 @@ from functools import cached_property
 from math import inf
 from typing import Self
 
-from feedline.core.telemetry import CPU, FILES, MAIN, NBYTES, RUN_DELAY, Span
+from feedline.core.telemetry import CPU, FILES, MAIN, NBYTES, RUN_DELAY, SWITCHES, Span
 from feedline.loader.report.replay import MAIN_STAGES, NO_TASK, BatchTimes, Task
 from feedline.loader.report.stats import Stats, is_wall
 
@@ -66,6 +66,8 @@ class Measured:
     """Share of the time of worker threads spent waiting for files, networks and their own threads; None if unknown."""
     step_waits: float = 0.0
     """Number of times that a step stops to wait."""
+    step_stops: tuple[tuple[int, float], ...] = ()
+    """For each step whose clocks were read: number of its waits, and their seconds, run delay included."""
     has_cpu: bool = False
     """True if CPU times were measured; else all work counts as computing."""
     files_nbytes: float = 0.0
@@ -104,6 +106,7 @@ class Measured:
             contended_share=stats.contended_share or 0.0,
             outside_share=stats.outside_share,
             step_waits=stats.step_waits,
+            step_stops=tuple(table.stops for table in later if table.stops is not None),
             delay=delay,
             delayed_s=sum(sum(table.delay.values()) for table in tables) / len(later) if has_delay else 0.0,
             late_s=_late_s(later, batches) if has_delay else 0.0,
@@ -239,6 +242,8 @@ class _BatchSpans:
     built_s: float = 0.0
     received_s: float = 0.0
     """Time at which the loop began to unpack it, or had it if there was nothing to unpack."""
+    waits: int | None = field(init=False, default=None)
+    """Number of waits of its step; None if not read."""
 
     @classmethod
     def of(cls, spans: Sequence[Span]) -> Self:
@@ -249,11 +254,13 @@ class _BatchSpans:
         )
         worker = MAIN
         called_ns = built_ns = delivered_ns = received_ns = 0
-        began_ns = inf
+        began_ns, waits = inf, None
         for stage, start_ns, stop_ns, owner in spans:
             elapsed_s = (stop_ns - start_ns) / 1e9
             if stage == RUN_DELAY:
                 delay[owner] += elapsed_s
+            elif stage == "step" + SWITCHES:
+                waits = stop_ns - start_ns
             elif stage.endswith(CPU):
                 cpu[stage.removesuffix(CPU)] += elapsed_s
             elif is_wall(stage):
@@ -265,7 +272,16 @@ class _BatchSpans:
                 elif stage in BUILD_STAGES:
                     worker, began_ns, built_ns = owner, min(began_ns, start_ns), max(built_ns, stop_ns)
         times_s = (each / 1e9 for each in (called_ns, began_ns, built_ns, received_ns or delivered_ns))
-        return cls(dict(wall), dict(cpu), dict(delay), worker, *times_s)
+        table = cls(dict(wall), dict(cpu), dict(delay), worker, *times_s)
+        table.waits = waits
+        return table
+
+    @property
+    def stops(self) -> tuple[int, float] | None:
+        """Number of waits of its step, and their seconds; None if its clocks were not read."""
+        if self.waits is None or "step" not in self.cpu:
+            return None
+        return self.waits, max(self.wall.get("step", 0.0) - self.cpu["step"], 0.0)
 
     def batch(self, ratios: Mapping[str, float], delay: Mapping[int, float]) -> BatchTimes:
         """The tasks of this batch."""
