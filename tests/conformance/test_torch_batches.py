@@ -351,6 +351,7 @@ WINDOWS: dict[str, Any] = {
     "windows of different lengths": [slice(0, 2), slice(1, 4)],
     "ragged lists": [[0, 2], [1]],
     "fractions": [0.0, 1.0],
+    "a set": {0, 1},
 }
 
 

@@ -126,7 +126,7 @@ def _map_indices(choice: Any, indices: Int64s) -> Int64s | None:
     if isinstance(choice, (np.ndarray, torch.Tensor)):
         chosen = np.asarray(choice)[indices]
     else:
-        values = list(map(choice.__getitem__, indices.tolist()))
+        values = [choice[index] for index in indices.tolist()]
         try:
             chosen = np.asarray(values)
         except ValueError:  # lists of different lengths
