@@ -97,9 +97,13 @@ def test_the_indices_of_a_subset_are_read_again() -> None:
     assert read is not None
     subset.indices[1] = 4
     assert read(BatchRead(np.array([1]), Recorder()))[1].tolist() == [4]
-    for indices in ([0.0, 1.7], [False, True], np.array([0.0, 1.7]), np.array([False, True]), [np.False_, np.True_]):
-        subset.indices = indices  # type: ignore[assignment]
-        with pytest.raises(ArgumentError, match="indices of a Subset must be integers"):
+    for mask in ([False, True], np.array([False, True]), [np.False_, np.True_]):
+        subset.indices = mask  # type: ignore[assignment]
+        with pytest.raises(ArgumentError, match="indices of a Subset are a mask"):
+            read(BatchRead(np.array([1]), Recorder()))
+    for fractions in ([0.0, 1.7], np.array([0.0, 1.7])):
+        subset.indices = fractions  # type: ignore[assignment]
+        with pytest.raises(IndexError):
             read(BatchRead(np.array([1]), Recorder()))
     subset.indices = np.array([0, 2**64 - 1], np.uint64)  # type: ignore[assignment]
     with pytest.raises(IndexError, match="index 18446744073709551615 is out of range"):  # -1 as int64

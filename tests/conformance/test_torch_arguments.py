@@ -10,6 +10,7 @@ import pickle
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diagonals import at_night
@@ -169,6 +170,13 @@ def test_every_argument_is_an_attribute_of_the_same_name(loader_class: Loader) -
     }
     loader = loader_class(Counting(8), **arguments)
     assert {name: getattr(loader, name) for name in arguments} == arguments
+
+
+@pytest.mark.parametrize("in_order", [0, 1, None, np.False_])
+def test_any_value_may_stand_for_in_order(loader_class: Loader, in_order: Any) -> None:
+    loader = loader_class(Counting(4), batch_size=2, in_order=in_order)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+    assert loader.in_order is in_order
 
 
 def test_defaults_are_torchs(feedline_class: Loader) -> None:

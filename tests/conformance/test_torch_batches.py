@@ -344,6 +344,34 @@ def exchange(dataset: Any) -> None:
         dataset.datasets = type(dataset.datasets)([rows_from(100), *parts[1:]])
 
 
+WINDOWS: dict[str, Any] = {
+    "slices": [slice(0, 2), slice(4, 6), slice(1, 3)],
+    "lists of integers": [[0, 2], [1, 5], [3, 3]],
+    "rows of an array": np.array([[0, 2], [1, 5], [3, 3]]),
+    "windows of different lengths": [slice(0, 2), slice(1, 4)],
+    "ragged lists": [[0, 2], [1]],
+    "fractions": [0.0, 1.0],
+    "a set": {0, 1},
+}
+
+
+@workers
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: Subset(rows, range(6)), lambda rows: rows.tensors[0]])
+def test_a_subset_selects_windows(
+    loader_class: type[DataLoader[Any]], windows: str, wrap: Callable[[Any], Any], num_workers: int
+) -> None:
+    """Its indices may be whatever the inner dataset takes; what it does not take is the same error."""
+
+    def batches(loader_class: Any, num_workers: int) -> Any:
+        try:
+            return str(list(loader_class(Subset(wrap(rows_from(0)), WINDOWS[windows]), 2, num_workers=num_workers)))
+        except (IndexError, RuntimeError, TypeError) as error:
+            return type(error)
+
+    assert batches(loader_class, num_workers) == batches(DataLoader, 0)
+
+
 def exchange_in_worker(_: int) -> None:
     exchange(get_worker_info().dataset)
 

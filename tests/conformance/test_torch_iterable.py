@@ -138,6 +138,7 @@ def test_inline_the_length_warning_has_no_word_of_workers(loader_class: Loader) 
     with pytest.warns(UserWarning, match="Length of IterableDataset .* was reported to be 2") as caught:
         assert next(iterator) == 2
     assert "multiprocessing" not in str(caught[0].message)
+    assert caught[0].filename == __file__
 
 
 class NoLength(IterableDataset[int]):

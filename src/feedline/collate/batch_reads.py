@@ -113,22 +113,31 @@ def subset_reader(dataset: Any) -> BatchReader | None:
 
     def read(request: BatchRead) -> Batch:
         chosen = _map_indices(dataset.indices, normalize_indices(request.indices, len(dataset), name))
+        if chosen is None:
+            return default(dataset.__getitems__(request.indices.tolist()), allocate=request.allocate)
         return inner(replace(request, indices=chosen))
 
     return inner._replace(read=read)
 
 
-def _map_indices(choice: Any, indices: Int64s) -> Int64s:
+def _map_indices(choice: Any, indices: Int64s) -> Int64s | None:
+    """Indices of the inner dataset, or None where they are no integers: slices and lists of integers select windows."""
     # Converted for each batch, because the user may change the list.
     if isinstance(choice, (np.ndarray, torch.Tensor)):
         chosen = np.asarray(choice)[indices]
     else:
-        chosen = np.asarray(list(map(choice.__getitem__, indices.tolist())))
-    if chosen.dtype.kind not in "iu" and len(chosen):
+        values = [choice[index] for index in indices.tolist()]
+        try:
+            chosen = np.asarray(values)
+        except ValueError:  # lists of different lengths
+            return None
+    if chosen.dtype.kind == "b":
         raise ArgumentError(
-            f"the indices of a Subset must be integers, but are {chosen.dtype}: pass integers; for a mask,"
-            " np.flatnonzero(mask).tolist()"
+            "the indices of a Subset are a mask, which torch would take for the numbers 0 and 1:"
+            " pass np.flatnonzero(mask).tolist()"
         )
+    if chosen.ndim != 1 or (chosen.dtype.kind not in "iu" and len(chosen)):
+        return None
     check_int64(chosen)
     return chosen.astype(np.int64, copy=False)
 

@@ -77,7 +77,8 @@ class LengthCheck:
                 "For multiprocessing data-loading, this may come from workers that all read the same samples: give "
                 "each its own part in __iter__ (torch.utils.data.get_worker_info() gives id and num_workers)."
             )
-        warnings.warn(text, stacklevel=4)
+        # Shown at the user's line: count, Progress.advance, and three functions of the loop lie in between.
+        warnings.warn(text, stacklevel=6)
 
 
 def warn_of_equal_data(dataset: Any, distributed: Any) -> None:

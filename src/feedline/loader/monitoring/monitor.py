@@ -163,7 +163,7 @@ class Monitor:
         self._loader, self._arguments = weakref.ref(loader), Arguments(loader, self._sources.length)
         self._memory.persistent = loader.persistent_workers
         self._machine.follow_loop(loader._fl.device)
-        progress.totals.sums.in_order = loader.in_order
+        progress.totals.sums.in_order = bool(loader.in_order)
         if self._log is not None:
             # An iteration that was left before its first batch has no record.
             resumed = loader._fl_resume is not None or _has_unwritten_resume(former)
