@@ -121,7 +121,10 @@ def subset_reader(dataset: Any) -> BatchReader | None:
 
 
 def _map_indices(choice: Any, indices: Int64s) -> Int64s | None:
-    """Indices of the inner dataset, or None where they are no integers: slices and lists of integers select windows."""
+    """Indices of the inner dataset; None where they are no integers.
+
+    Slices and lists of integers select windows.
+    """
     # Converted for each batch, because the user may change the list.
     if isinstance(choice, (np.ndarray, torch.Tensor)):
         chosen = np.asarray(choice)[indices]

@@ -100,7 +100,7 @@ def _with_contention(measured: Measured, setting: EngineSetting) -> Measured:
 
 
 def _with_whole_exclusion(measured: Measured, setting: EngineSetting, machine: Machine) -> Measured:
-    """The recording, in which a lock that limits the loop is held all the time.
+    """The recording, in which a limiting lock is always held.
 
     The times between two stages of a worker are missing in the time for which a batch holds the lock. No lack of CPUs
     and no other wait explains them: the lock is in use meanwhile.
@@ -217,16 +217,16 @@ def _with_locked_steps(measured: Measured, setting: EngineSetting, machine: Mach
 
 
 def _some_never_stop(measured: Measured) -> bool:
-    """True if steps may do without a wait: a step that sleeps stops each time.
+    """True if steps may do without a wait.
 
-    False where the kernel does not count waits.
+    A step that sleeps stops each time. False where the kernel does not count waits.
     """
     waits = sorted(number for number, _ in measured.step_stops)
     return len(waits) >= _LEAST_STEPS and waits[int(_SELDOM * len(waits))] == 0 < waits[-1]
 
 
 def _beyond_lock_s(measured: Measured, setting: EngineSetting) -> float:
-    """Mean waiting of a step that is too long for its number of waits.
+    """Mean waiting of a step beyond that for the lock.
 
     Such as that of the few steps that read a result from a device. One wait for the lock takes as long as in a replay.
     """

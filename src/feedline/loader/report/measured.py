@@ -278,7 +278,7 @@ class _BatchSpans:
 
     @property
     def stops(self) -> tuple[int, float] | None:
-        """Number of waits of its step, and their seconds; None if its clocks were not read."""
+        """Waits of its step and their seconds; None if not read."""
         if self.waits is None or "step" not in self.cpu:
             return None
         return self.waits, max(self.wall.get("step", 0.0) - self.cpu["step"], 0.0)
