@@ -218,6 +218,17 @@ def test_a_size_set_during_an_epoch_counts_from_the_next_drawn_batch(
     assert sorted(index for batch in batches for index in batch) == list(range(40))
 
 
+def test_a_size_may_change_with_every_batch(make_loader: Make) -> None:
+    loader = make_loader(Counting(4500), batch_size=9)
+    batches: Any = loader.batch_sampler
+    iterator, sizes = iter(loader), []
+    batches.batch_size = 2  # the first batch is not drawn yet
+    for batch in iterator:
+        sizes.append(len(batch))
+        batches.batch_size = 3 - batches.batch_size
+    assert sizes == [2, 1] * 1500
+
+
 @workers
 def test_a_sampler_may_yield_whole_batches_when_batching_is_off(make_loader: Make, num_workers: int) -> None:
     loader = make_loader(Bulk(7), sampler=[[0, 1], [6, 5, 4]], batch_size=None, num_workers=num_workers)

@@ -239,23 +239,20 @@ class Schedule:
                 return
             position = range_ahead[1]
 
-    def _walk_alone(self, epoch: int, position: int, limit: int | None, number: int | None = None) -> _Walk:
-        size, seed, batched, batches = self.batch_size, self.seed, self.batched, self.batches
-        if number is None:
-            # Rounded up: a state of another batch size may end within a batch of this size; the number of that batch
-            # counts.
-            number = -(-position // size)
-        ahead = max(size, self.lookahead // size * size)
+    def _walk_alone(self, epoch: int, position: int, limit: int | None) -> _Walk:
+        seed, batched, batches = self.seed, self.batched, self.batches
+        size = self.batch_size if batches is None else batch_size_of(batches)
+        # Rounded up: a state of another batch size may end within a batch of this size; the number of that batch
+        # counts.
+        number = -(-position // size)
         while limit is None or position < limit:
+            ahead = max(size, self.lookahead // size * size)
             stop = position + ahead if limit is None else min(limit, position + ahead)
             block = self.source.take(epoch, position, stop)
             if self.forgets_delivered:
                 self.source.forget(position)  # type: ignore[union-attr]
             for offset in range(0, len(block), size):
                 start = position + offset
-                if batches is not None and batches.batch_size != size:  # as in torch: from the next batch on
-                    resized = replace(self, batch_size=batch_size_of(batches))
-                    return (yield from resized._walk_alone(epoch, start, limit, number))
                 indices = block[offset : offset + size]
                 rows = len(indices)
                 # A short batch up to a range delivered ahead fills a gap: it is not the last one of the epoch.
@@ -268,9 +265,13 @@ class Schedule:
                     BatchRequest, (epoch, number, start, start + rows, indices, range(start, start + rows), seed, None)
                 )
                 number += 1
-            if len(block) < stop - position:
-                return True
-            position = stop
+                if batches is not None and batches.batch_size != size:  # as in torch: from the next batch on
+                    size, position = batch_size_of(batches), start + rows
+                    break
+            else:
+                if len(block) < stop - position:
+                    return True
+                position = stop
         return False
 
     def _walk_share(self, epoch: int, position: int, limit: int | None) -> _Walk:
