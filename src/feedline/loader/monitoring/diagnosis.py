@@ -72,7 +72,7 @@ def verdict_of(loader: Any, monitor: Any, pools: LoaderPools, *, quick: bool, li
     stats, recent = monitor.verdict_inputs()
     context = replace(
         pools.context(loader),
-        earlier_batches=max(monitor.stats().batches - stats.batches, 0),
+        earlier_batches=max(monitor.whole.batches - stats.batches, 0),
         sending=monitor.sending.cost,
         # Both take milliseconds.
         memory_left_nbytes=memory_left(Cgroup.of_process()) if grows(stats) else None,
