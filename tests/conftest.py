@@ -164,7 +164,7 @@ def preloaded(request: pytest.FixtureRequest, preloaded_server: Preloaded) -> Pr
     """Runs scripts in forks of an interpreter that has imported torch and feedline.
 
     They end as interpreters do in the folders whose tests start many processes, and elsewhere with all that they have
-    imported, in a fourth of the time.
+    imported.
     """
     ends_fully = request.path.parts[len(TESTS.parts)] in FORKING_FOLDERS
     return preloaded_server if ends_fully else preloaded_server.ending_quickly()

@@ -14,7 +14,7 @@ LIMIT_S = 300.0
 """Seconds for a test, unless it is marked `timeout(seconds)`."""
 
 SHARED_S = 10.0
-"""Seconds for which the tests of a process share one timer: a new one for each test costs more than most tests."""
+"""Seconds for which the tests of a process share one timer: a new one for each test would start a thread."""
 
 
 class Watchdog:
@@ -31,6 +31,11 @@ class Watchdog:
         marker = item.get_closest_marker("timeout")
         self._watch(LIMIT_S if marker is None else float(marker.args[0]))
         return (yield)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_exception_interact(self) -> None:
+        limit_s, self._limit_s = self._limit_s, 0.0  # pytest has canceled the timer, for a debugger
+        self._watch(limit_s)
 
     def _watch(self, limit_s: float) -> None:
         now_s = monotonic()

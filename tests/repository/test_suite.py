@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import watchdog
 from hypothesis import settings
 from law_settings import Reason, law_settings
 
@@ -28,6 +30,29 @@ def test_a_law_has_the_examples_of_the_profile(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.delenv(variable, raising=False)
     assert law_settings().max_examples == settings().max_examples
     assert law_settings(at_most=2, because=Reason.PROCESSES).max_examples == 2
+
+
+def test_tests_share_a_timer_that_outlives_a_failure(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_s: list[float] = []
+    monkeypatch.setattr(watchdog, "faulthandler", Mock(dump_traceback_later=lambda limit_s, **_: set_s.append(limit_s)))
+    monkeypatch.setattr(watchdog, "monotonic", lambda: now_s)
+    dog = watchdog.Watchdog(request.config)
+    item, slow = Mock(), Mock()
+    item.get_closest_marker.return_value, slow.get_closest_marker.return_value = None, Mock(args=(900,))
+    now_s = 1000.0
+    next(dog.pytest_runtest_protocol(item))
+    now_s += 9.0
+    next(dog.pytest_runtest_protocol(item))
+    assert set_s == [310.0]
+    dog.pytest_exception_interact()
+    next(dog.pytest_runtest_protocol(slow))
+    now_s += 11.0
+    next(dog.pytest_runtest_protocol(slow))
+    next(dog.pytest_runtest_protocol(item))
+    assert set_s == [310.0, 310.0, 910.0, 910.0, 310.0]
+    dog.pytest_unconfigure()
 
 
 def test_fewer_examples_need_a_reason() -> None:
