@@ -12,7 +12,7 @@ DONE := .venv/done
 # Python compiles each file at its first import: pip would compile thousands that nothing imports.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --no-compile
-# uv installs 200 packages in a third of the time. Where it cannot, such as from an index that only pip knows, pip does.
+# uv installs many packages sooner. Where it cannot, such as from an index that only pip knows, pip does.
 UV_INSTALL := UV_CACHE_DIR=$(CURDIR)/.venv/uv $(BIN)/uv pip install --python $(BIN)/python
 # Errors only: pip warns for each package that one of several indexes does not have.
 QUIETLY := --quiet --quiet
