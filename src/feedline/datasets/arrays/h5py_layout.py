@@ -161,7 +161,14 @@ def shape_of(dataset: Any, name: str, path: str) -> Shape:
     """Metadata of a dataset; ArgumentError for a single value."""
     if not dataset.shape:
         raise ArgumentError(f"{name!r} in {path} is a single value; the first axis of a dataset counts its samples")
-    return Shape(name, dataset.shape[0], dataset.shape[1:], _number_dtype(dataset, name, path), _chunk(dataset))
+    dtype = _number_dtype(dataset, name, path)
+    return Shape(name, dataset.shape[0], row_shape(dataset), None if dtype is None else dtype.base, _chunk(dataset))
+
+
+def row_shape(dataset: Any) -> tuple[int, ...]:
+    """Shape of a row, including that of an array type."""
+    shape: tuple[int, ...] = dataset.shape[1:] + dataset.dtype.shape
+    return shape
 
 
 def _number_dtype(dataset: Any, name: str, path: str) -> np.dtype[Any] | None:
@@ -186,7 +193,15 @@ def _chunk(dataset: Any) -> int:
 
 def is_mappable(dataset: Any) -> bool:
     """True if all rows are stored contiguously, exactly as in memory."""
-    return _is_contiguous(dataset) and torch_dtype(dataset.dtype) is not None
+    return _is_contiguous(dataset) and torch_dtype(dataset.dtype) is not None and _is_plain(dataset)
+
+
+def _is_plain(dataset: Any) -> bool:
+    """True if values are stored as NumPy's dtype has them.
+
+    HDF5 has types that use a part of their bits, or other exponents, which h5py converts.
+    """
+    return bool(dataset.id.get_type() == library().h5t.py_create(dataset.dtype, logical=True))
 
 
 def _is_contiguous(dataset: Any) -> bool:
