@@ -114,6 +114,17 @@ class TestLines:
             pickle.loads(data)[0]
 
 
+@pytest.mark.parametrize("read", [Lines, JSONL, CSV])
+def test_patterns_do_not_match_the_indexes(tmp_path: Path, read: Any) -> None:
+    """An index next to its file was read as text when the dataset was created again."""
+    written(tmp_path / "a.txt", "1\n2\n3\n")
+    written(tmp_path / "b.txt", "1\n2\n")
+    lengths = [len(read(tmp_path / pattern)) for pattern in ("*", "*.txt*", "**", "?.*", "*")]
+    assert lengths == [5 - 2 * (read is CSV)] * 5
+    assert len(list(tmp_path.glob(".*-index"))) == 2
+    assert sorted(fl.datasets.Files(str(tmp_path / "*"), decode="text")) == ["1\n2\n", "1\n2\n3\n"]
+
+
 class TestJSONL:
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
