@@ -296,6 +296,25 @@ class TestCSV:
         assert all_of(CSV(path, {"ok": bool, "x": float}))[1] == {"ok": False, "x": 2.5}
         assert CSV(path, ["name"])[2] == {"name": "é"}
 
+    @pytest.mark.parametrize("rest", ['"x', '"x\n3,y\n4,z\n', '"x ""quoted""\n'])
+    def test_a_row_that_ends_within_quotes_is_an_error(self, tmp_path: Path, rest: str) -> None:
+        """A truncated value, or all other rows as one value, would pass for the last row."""
+        data = CSV(written(tmp_path / "t.csv", f'p,q\n0,"a\nb"\n1,{rest}'))
+        assert len(data) == 2
+        assert data[0] == {"p": "0", "q": "a\nb"}
+        with pytest.raises(SampleError, match=r"t\.csv, line 4, ends within a quoted field: .*truncated\? Repair"):
+            data[1]
+        with pytest.raises(SampleError, match="line 4, ends within a quoted field"):
+            CSV(data.paths[0], escape="\\")[1]
+        with fl.DataLoader(data, on_error="skip") as loader:
+            assert [batch["p"] for batch in loader] == [["0"]]
+            assert loader.stats().skipped == 1
+
+    def test_a_file_of_zeros_has_no_columns(self, tmp_path: Path) -> None:
+        """As file systems leave it after a power failure; it was an empty table."""
+        with pytest.raises(SampleError, match=r"t\.csv: the first row has NUL characters"):
+            CSV(written(tmp_path / "t.csv", bytes(100)))
+
     @settings(suppress_health_check=FRESH)
     @given(
         rows=st.lists(st.tuples(*[st.text(st.sampled_from('aé,;" \n'), max_size=6)] * 2), max_size=6),
