@@ -310,11 +310,6 @@ class TestCSV:
             assert [batch["p"] for batch in loader] == [["0"]]
             assert loader.stats().skipped == 1
 
-    def test_a_file_of_zeros_has_no_columns(self, tmp_path: Path) -> None:
-        """As file systems leave it after a power failure; it was an empty table."""
-        with pytest.raises(SampleError, match=r"t\.csv: the first row has NUL characters"):
-            CSV(written(tmp_path / "t.csv", bytes(100)))
-
     @settings(suppress_health_check=FRESH)
     @given(
         rows=st.lists(st.tuples(*[st.text(st.sampled_from('aé,;" \n'), max_size=6)] * 2), max_size=6),

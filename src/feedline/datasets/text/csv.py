@@ -226,10 +226,6 @@ def _header(row: bytes, path: str, dialect: Mapping[str, Any], encoding: str) ->
     except csv.Error as error:
         hint = "; do its lines end in a carriage return only? Rewrite them with \\n" * (b"\r" in row)
         raise SampleError(f"{path}: the first row is not CSV ({error}){hint}") from error
-    if any("\0" in name for name in names):
-        raise SampleError(
-            f"{path}: the first row has NUL characters, not names of columns; re-create it or leave it out"
-        )
     if _SEPARATOR_LINE.fullmatch(row):
         raise SampleError(
             f"{path} begins with the line {row.decode(encoding)!r}, which tells Excel the delimiter, instead of names"
