@@ -157,6 +157,25 @@ def test_values_that_use_a_part_of_their_bits(tmp_path: Path, kind: str) -> None
         assert [each.item() for each in data.__getitems__([3, -1])] == [expected[3], expected[-1]]
 
 
+@pytest.mark.parametrize("dtype", ["S8", h5py.string_dtype("ascii"), h5py.string_dtype("utf-8", 8)])
+def test_texts_are_utf8_whatever_their_type_declares(tmp_path: Path, dtype: Any) -> None:
+    """h5py declares NumPy's bytes as ASCII, and so do most writers."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=np.array(["größe".encode(), b"b"], "S8").astype(dtype), dtype=dtype)
+        file.create_dataset("bytes", data=np.array([b"a", b"\xff"], "S8").astype(dtype), dtype=dtype)
+    data = HDF5(tmp_path / "a.h5", "x")
+    assert [data[0], data[1]] == data.__getitems__([0, 1]) == ["größe", "b"]
+    with pytest.raises(SampleError, match=r"rows 0 to 1 of 'bytes' in .*a\.h5 are not UTF-8 .* as uint8"):
+        HDF5(tmp_path / "a.h5", "bytes")[0]
+
+
+def test_texts_of_an_array_type_are_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", (COUNT,), np.dtype(("S3", (2,))))
+    with pytest.raises(ArgumentError, match=r"'x' in .*a\.h5 holds \('S3', \(2,\)\), which no tensor can hold"):
+        HDF5(tmp_path / "a.h5", "x")
+
+
 def test_texts_of_several_dimensions(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "t.h5", "w") as file:
         file.create_dataset("pairs", data=[[f"ä{i}", f"b{i}"] for i in range(5)], dtype=h5py.string_dtype())
