@@ -202,7 +202,7 @@ def is_mappable(dataset: Any) -> bool:
 def _is_plain(dataset: Any) -> bool:
     """True if values are stored as NumPy's dtype has them.
 
-    HDF5 has types that use a part of their bits, or other exponents, which h5py converts.
+    HDF5 has integers that use a part of their bits, which h5py converts.
     """
     return bool(dataset.id.get_type() == library().h5t.py_create(dataset.dtype, logical=True))
 
