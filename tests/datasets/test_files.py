@@ -84,6 +84,18 @@ def test_files_of_several_stores_are_refused(folder: Path) -> None:
         Files(["s3://bucket/a.txt", "memory://b.txt"])
 
 
+@pytest.mark.parametrize("pattern", ["*", "**", ""])
+def test_hidden_files_are_no_samples(tmp_path: Path, pattern: str) -> None:
+    import fsspec
+
+    for name in ("a.txt", ".a.txt", ".DS_Store"):
+        (tmp_path / name).write_text(name)
+        fsspec.filesystem("memory").pipe(f"/hidden/{name}", name.encode())
+    for root in (tmp_path, "memory://hidden"):
+        assert list(Files(f"{root}/{pattern}", decode="text")) == ["a.txt"]
+        assert list(Files(f"{root}/.DS_Store", decode="text")) == [".DS_Store"]
+
+
 def test_objects_of_a_store(folder: Path) -> None:
     import fsspec
 

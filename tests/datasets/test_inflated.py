@@ -273,7 +273,7 @@ def test_objects_are_fetched_ahead_until_they_are_decompressed(
 def test_a_folder_of_json_lines_has_its_indexes_next_to_it(source: Path) -> None:
     (source / "a.jsonl.gz").write_bytes(gzip.compress(b'{"x": 1}\n'))
     assert JSONL(source)[0] == JSONL(source)[0] == {"x": 1}
-    assert sorted(path.name for path in source.iterdir()) == ["a.jsonl.gz", "a.jsonl.gz.jsonl-index"]
+    assert sorted(path.name for path in source.iterdir()) == [".a.jsonl.gz.jsonl-index", "a.jsonl.gz"]
 
 
 _WITHOUT_BZ2_AND_LZMA = f"""

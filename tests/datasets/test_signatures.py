@@ -23,8 +23,9 @@ import torch
 from pyarrow import feather
 from safetensors.numpy import save
 from scipy.io import savemat
+from tar_cases import write_tar
 
-from feedline.datasets import HDF5, JSONL, ORC, ArrayFile, Arrow, Avro, Lines, Parquet, TarShards, TFRecord
+from feedline.datasets import CSV, HDF5, JSONL, ORC, ArrayFile, Arrow, Avro, Lines, Parquet, TarShards, TFRecord
 from feedline.errors import FeedlineError, SampleError
 
 # The first block of every file of Riegeli, as ArrayRecord writes them.
@@ -88,6 +89,8 @@ FOREIGN: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "pickle": (lambda _: pickle.dumps({"x": 1}), "a pickle.*; load it with pickle.load"),
     "blosc2": (lambda _: b"\x9e\xa8b2frame\0" + bytes(200), "a Blosc2 array.*blosc2.open"),
     "lz4": (lambda _: b"\x04\x22\x4d\x18" + bytes(200), "compressed by lz4.*; decompress it"),
+    "lz4 -l": (lambda _: b"\x02\x21\x4c\x18" + bytes(200), "compressed by lz4.*; decompress it"),
+    "tar": (lambda folder: write_tar(folder / "x", {"a.txt": b"x"}).read_bytes(), "a tar.*; read it with TarShards"),
     "lzma": (lambda _: lzma.compress(b"x" * 100, lzma.FORMAT_ALONE), "compressed by lzma.*; decompress it"),
     "7z": (lambda _: b"7z\xbc\xaf\x27\x1c" + bytes(200), "an archive of 7-Zip.*; unpack the archive"),
     "cpio": (lambda _: b"070701" + b"0" * 104 + b"TRAILER!!!", "an archive of cpio.*; unpack the archive"),
@@ -167,6 +170,25 @@ def test_other_bytes_are_called_damaged(reader: str, tmp_path: Path) -> None:
 def test_text_that_begins_as_another_format_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ORCHID\n<html>\n")
     assert list(Lines(tmp_path / "a.txt")) == ["ORCHID", "<html>"]
+    (tmp_path / "b.txt").write_text(f"{'x' * 256}\nustar\n")
+    assert list(Lines(tmp_path / "b.txt"))[1] == "ustar"
+
+
+@pytest.mark.parametrize("kind", ["orc", "vortex", "feather 1", "tar"])
+def test_binary_files_that_begin_as_text_are_no_lines(kind: str, tmp_path: Path) -> None:
+    make, message = FOREIGN[kind]
+    (tmp_path / "a.txt").write_bytes(make(tmp_path))
+    for read in (Lines, JSONL, CSV):
+        with pytest.raises(SampleError, match=message):
+            read(tmp_path / "a.txt")  # type: ignore[operator]
+
+
+def test_a_file_of_zeros_is_no_text(tmp_path: Path) -> None:
+    """As file systems leave it after a power failure; it was one line, or an empty table."""
+    (tmp_path / "a.txt").write_bytes(bytes(100))
+    for read in (Lines, JSONL, CSV):
+        with pytest.raises(SampleError, match=r"a\.txt begins with zeros, as after a power failure"):
+            read(tmp_path / "a.txt")  # type: ignore[operator]
 
 
 def test_a_parquet_file_with_a_negative_number_of_rows_is_damaged(tmp_path: Path) -> None:

@@ -260,13 +260,13 @@ class TestIndexes:
             JSONL(f"{memory.root}/a.jsonl", index_dir=tmp_path / "indexes")
         (reported,) = caplog.messages
         assert reported.startswith("indexing memory://far/a.jsonl: all its 4 bytes are read once")
-        assert "a.jsonl.jsonl-index" in reported
+        assert ".a.jsonl.jsonl-index" in reported
         assert [path.name[16:] for path in (tmp_path / "indexes").iterdir()] == ["-a.jsonl.jsonl-index"]
         assert not (tmp_path / "xdg/feedline/indexes").exists()
 
     def test_rubbish_next_to_an_object_is_passed_over(self, memory: Memory, folder: Path) -> None:
         memory.write("a.txt", b"one\ntwo\n")
-        memory.write("a.txt.lines-index", b"feedline arrays\n no, not at all")
+        memory.write(".a.txt.lines-index", b"feedline arrays\n no, not at all")
         assert Lines(f"{memory.root}/a.txt")[1] == "two"
 
 

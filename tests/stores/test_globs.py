@@ -150,6 +150,19 @@ def test_braces_may_name_folders_and_patterns(places: Places, way: str) -> None:
         written_out("{train,val}/{0..1}.bin")
 
 
+@pytest.mark.parametrize("way", ["files", "objects", "expanded files", "expanded objects"])
+def test_only_patterns_with_a_leading_dot_match_hidden_names(places: Places, way: str) -> None:
+    """As in a shell: indexes, and what desktops leave behind, are no samples."""
+    places.put("a.bin", ".a.bin", "b/c.bin", "b/.c.bin", ".d/e.bin")
+    written_out = places.written_out(way)
+    assert written_out("*") == written_out("?.bin") == ["a.bin"]
+    assert written_out("**/*.bin") == ["a.bin", "b/c.bin"]
+    assert written_out(".*.bin") == [".a.bin"]
+    assert written_out("b/.*") == ["b/.c.bin"]
+    assert written_out(".d/*") == [".d/e.bin"]
+    assert written_out(".a.bin") == [".a.bin"]
+
+
 def test_only_endings_that_extend_the_first_are_forms_of_one_file() -> None:
     assert first_forms(["a.h5", "a.hdf5", "b.hdf5"], "*.{h5,hdf5}") == ["a.h5", "a.hdf5", "b.hdf5"]
     names = ["a.tar", "a.tar.gz", "a.tgz", "b.tgz"]

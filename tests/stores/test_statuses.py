@@ -92,14 +92,19 @@ def test_the_right_region_is_named() -> None:
 
 
 class Refusing(Handler):
-    """Answers `/b/STATUS/CODE` with that status and code; a region as S3 names it; /b/loop/* redirects to itself."""
+    """Answers `/b/STATUS/CODE` with that status and code; a region as S3 names it.
+
+    /b/loop/* redirects to itself, and /b/206/* sends four bytes of three.
+    """
 
     def do_GET(self) -> None:
         _, status, code = [*urlsplit(self.path).path.strip("/").split("/", 2), "301", ""][:3]  # the bucket itself
         self.state["asked"] += 1
         body = f"<Error><Code>{code}</Code><Region>eu-west-1</Region></Error>".encode() if code != "none" else b""
-        headers = {"loop": {"Location": self.path}, "301": {"x-amz-bucket-region": "eu-west-1"}}.get(status)
-        self.answer(302 if status == "loop" else int(status), body, headers)
+        headers = {"loop": {"Location": self.path}, "301": {"x-amz-bucket-region": "eu-west-1"}}
+        headers["206"] = {"Content-Range": "bytes 0-2/9", "ETag": '"x"'}
+        body = b"abcd" if status == "206" else body
+        self.answer(302 if status == "loop" else int(status), body, headers.get(status))
 
 
 Server = WebServer[Counter[str]]
@@ -129,6 +134,12 @@ def test_transient_failures_are_retried(server: Server, answer: str) -> None:
     with pytest.raises(stores.StoreUnavailableError, match=f"2 attempts failed .*status {answer[:3]}"):
         opened(server, QUICK).read(answer, 0, 3)
     assert server.state["asked"] == before + 2
+
+
+def test_an_answer_that_is_too_long_is_dropped(server: Server) -> None:
+    """Its bytes would otherwise count as received, and the next request would begin behind the range."""
+    with pytest.raises(stores.StoreUnavailableError, match=r"2 attempts failed .*more bytes than .*, 4 instead of 3"):
+        opened(server, QUICK).read("206/none", 0, 3)
 
 
 @pytest.mark.parametrize(

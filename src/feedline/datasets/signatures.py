@@ -7,8 +7,8 @@ from typing import NamedTuple
 from feedline.errors import SampleError
 from feedline.stores.files import File
 
-BEGIN_NBYTES = 128
-"""Bytes at the start of a file that are compared."""
+BEGIN_NBYTES = 512
+"""Bytes at the start of a file that are compared: the header of a tar."""
 
 
 class Signature(NamedTuple):
@@ -75,6 +75,7 @@ SIGNATURES = (
     Signature(b"\x28\xb5\x2f\xfd", "compressed by zstd", "decompress it"),
     Signature(b"]\0\0\x80\0", "compressed by lzma", "decompress it, or compress it by xz"),  # with default options
     Signature(b"\x04\x22\x4d\x18", "compressed by lz4", "decompress it"),
+    Signature(b"\x02\x21\x4c\x18", "compressed by lz4", "decompress it"),  # lz4 -l
     Signature(b"\xff\x06\0\0sNaPpY", "compressed by snappy", "decompress it"),
     Signature(b"\x1f\x9d", "compressed by compress", "decompress it"),
     Signature(b"LZIP", "compressed by lzip", "decompress it", True),
@@ -86,6 +87,7 @@ SIGNATURES = (
     Signature(b"<!doctype html", "a web page", _PAGE, True),
     Signature(b"<html", "a web page", _PAGE, True),
     Signature(b"<?xml", "an XML document, such as the answer of a store to a failed request", _PAGE, True),
+    Signature(b"ustar", "a tar", "read it with TarShards", True, dataset="TarShards", at=257),
 )
 
 
@@ -114,8 +116,8 @@ _TEXT = Signature(b"", "text", "read it with CSV, JSONL or Lines", True)
 _CONTROL = frozenset(range(32)) - set(b"\t\n\r\f")
 
 
-_FEWEST_NBYTES = 8
-"""Fewer bytes may be the truncated magic of any format."""
+_FEWEST_NBYTES, _MOST_NBYTES = 8, 128
+"""Numbers of bytes that show text. Fewer may be the truncated magic of any format."""
 
 
 def recognize(begin: bytes, name: str = "") -> Signature | None:
@@ -127,6 +129,7 @@ def recognize(begin: bytes, name: str = "") -> Signature | None:
     for signature in SIGNATURES:
         if signature.fits(begin):
             return signature
+    begin = begin[:_MOST_NBYTES]
     is_text = len(begin) >= _FEWEST_NBYTES and begin.isascii() and not _CONTROL.intersection(begin)
     return _TEXT if is_text else None
 

@@ -112,7 +112,7 @@ def expand_address(pattern: str) -> list[str]:
 
 
 def _files(pattern: str) -> list[str]:
-    names = [name for name in glob(pattern, recursive=True, include_hidden=True) if Path(name).is_file()]  # noqa: PTH207
+    names = [name for name in glob(pattern, recursive=True) if Path(name).is_file()]  # noqa: PTH207
     return _sort_matches(names, pattern)
 
 
@@ -188,10 +188,11 @@ def _sort_matches(names: list[str], pattern: str) -> list[str]:
 def matcher(pattern: str) -> Callable[[str], bool]:
     """A predicate for the paths of objects that match a glob.
 
-    Markers of folders, which end with `/`, never match.
+    Markers of folders, which end with `/`, never match, and leading dots only explicitly, as in a shell: indexes are
+    hidden files.
     """
-    matches = glob_regex(pattern).fullmatch
-    return lambda path: not path.endswith("/") and bool(matches(path))
+    matches, hidden = glob_regex(pattern).fullmatch, "/." in f"/{pattern}"
+    return lambda path: not path.endswith("/") and bool(matches(path)) and (hidden or "/." not in f"/{path}")
 
 
 def glob_regex(pattern: str) -> re.Pattern[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -140,8 +140,8 @@ def expand(addresses: Pathlike | Sequence[Pathlike], *, options: Mapping[str, An
     """Expand patterns with braces and globs into addresses, in order.
 
     The matches of one glob are sorted. `s3://bucket/{train,val}-{000..127}.tar` is expanded without a request; `*`,
-    `**`, `?` and `[...]` take one listing each. A glob that is the name of an object stands for that object.
-    ObjectNotFoundError names a glob that matches nothing.
+    `**`, `?` and `[...]` take one listing each, and match a leading dot only explicitly. A glob that is the name of an
+    object stands for that object. ObjectNotFoundError names a glob that matches nothing.
     """
     return globs.expand(addresses, lambda root: open_store(root, options=options))
 
@@ -190,7 +190,7 @@ class Finder:
 
     def _match(self, store: Store, pattern: str, inside: str) -> list[ObjectInfo]:
         """The object or folder of exactly that name, or else the matches."""
-        infos = matching_objects(store, pattern, _matcher(pattern))
+        infos = matching_objects(store, pattern, matcher(pattern))
         if not infos and scheme_row(store.url).lists:
             infos = _objects_in(store, f"{pattern.rstrip('/')}/", inside)
         if not infos:
@@ -237,18 +237,9 @@ def list_below(store: Store, paths: Sequence[str], worth: int = _WORTH_LISTING) 
 
 
 def _objects_in(store: Store, folder: str, inside: str) -> list[ObjectInfo]:
-    matchers = [_matcher(each) for each in braces(inside)]
+    matchers = [matcher(each) for each in braces(inside)]
     start, brace, rest = inside.partition("{")
     listed = candidates(store, start + ("**" if "/" in rest else "*") if brace else inside, folder)
     infos = {info.path: info for info in listed if info.path != folder}  # without the marker of the folder itself
     names = [path for path in infos if any(matches(path.removeprefix(folder)) for matches in matchers)]
     return [infos[path] for path in first_forms(names, inside)]
-
-
-def _matcher(pattern: str) -> Callable[[str], bool]:
-    """A predicate for paths; leading dots match only explicitly.
-
-    As in a shell: indexes are hidden files.
-    """
-    matches, hidden = matcher(pattern), "/." in f"/{pattern}"
-    return lambda path: matches(path) and (hidden or "/." not in f"/{path}")

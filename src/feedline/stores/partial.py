@@ -76,9 +76,9 @@ class PartialRange:
         self.nbytes += view.nbytes
 
     def check_complete(self) -> None:
-        """Raise TransientError for an answer that was cut short."""
+        """Raise TransientError for an answer of another length than it announced."""
         arrived, expected = self.nbytes, self._stop - self.span.start
-        if arrived != expected and not self._is_versioned:
+        if arrived > expected or (arrived < expected and not self._is_versioned):
             self._drop()
         check_complete(arrived, expected)
 
@@ -92,7 +92,9 @@ class PartialRange:
 
 
 def check_complete(nbytes: int, expected: int) -> None:
-    """Raise TransientError for an answer of fewer bytes than it announced."""
+    """Raise TransientError for an answer of another length than it announced."""
+    if nbytes > expected:
+        raise TransientError(f"the answer had more bytes than it announced, {nbytes} instead of {expected}")
     if nbytes != expected:
         count(truncated=1)
         raise TransientError(f"the answer was cut short, {nbytes} of {expected} bytes")

@@ -120,6 +120,62 @@ def test_unwritten_values_are_the_fill_value_of_the_file(tmp_path: Path) -> None
     assert len(HDF5(tmp_path / "new.h5", "nothing")) == 0
 
 
+def test_values_of_an_array_type_are_arrays(tmp_path: Path) -> None:
+    """As MATLAB and programs in C write them: the type has a shape, too."""
+    rows = np.arange(COUNT * 6, dtype=">i4").reshape(COUNT, 2, 3)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name, chunks in (("whole", None), ("chunked", (7,))):
+            file.create_dataset(name, (COUNT,), np.dtype((">i4", (2, 3))), chunks=chunks)[...] = rows
+    with fsspec.open("memory://h5-array/a.h5", "wb") as remote:
+        remote.write((tmp_path / "a.h5").read_bytes())
+    for path in (tmp_path / "a.h5", "memory://h5-array/a.h5"):
+        data = HDF5(path, ["whole", "chunked"])
+        all_ways_agree(data, [3, -1, 17, 3, 0])
+        assert [[part.tolist() for part in data[i]] for i in range(COUNT)] == [[row.tolist()] * 2 for row in rows]
+
+
+@pytest.mark.parametrize("kind", ["offset", "precision", "exponent"])
+def test_values_that_use_a_part_of_their_bits(tmp_path: Path, kind: str) -> None:
+    """HDF5 converts them as it reads; the bytes of the file are other numbers."""
+    stored = h5py.h5t.STD_I32LE.copy() if kind != "exponent" else h5py.h5t.IEEE_F32LE.copy()
+    if kind == "exponent":
+        stored.set_ebias(100)
+    else:
+        stored.set_precision(20)
+        stored.set_offset(4 if kind == "offset" else 0)
+    values = np.arange(COUNT, dtype=np.float32 if kind == "exponent" else np.int32) * 1000 - 7
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        space = h5py.h5s.create_simple((COUNT,))
+        h5py.h5d.create(file.id, b"x", stored, space).write(h5py.h5s.ALL, h5py.h5s.ALL, values)
+        expected = file["x"][:].tolist()
+    assert expected == values.tolist()
+    with fsspec.open("memory://h5-bits/a.h5", "wb") as remote:
+        remote.write((tmp_path / "a.h5").read_bytes())
+    for path in (tmp_path / "a.h5", "memory://h5-bits/a.h5"):
+        data = HDF5(path, "x")
+        assert [data[i].item() for i in range(COUNT)] == expected
+        assert [each.item() for each in data.__getitems__([3, -1])] == [expected[3], expected[-1]]
+
+
+@pytest.mark.parametrize("dtype", ["S8", h5py.string_dtype("ascii"), h5py.string_dtype("utf-8", 8)])
+def test_texts_are_utf8_whatever_their_type_declares(tmp_path: Path, dtype: Any) -> None:
+    """h5py declares NumPy's bytes as ASCII, and so do most writers."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=np.array(["größe".encode(), b"b"], "S8").astype(dtype), dtype=dtype)
+        file.create_dataset("bytes", data=np.array([b"a", b"\xff"], "S8").astype(dtype), dtype=dtype)
+    data = HDF5(tmp_path / "a.h5", "x")
+    assert [data[0], data[1]] == data.__getitems__([0, 1]) == ["größe", "b"]
+    with pytest.raises(SampleError, match=r"rows 0 to 1 of 'bytes' in .*a\.h5 are not UTF-8 .* as uint8"):
+        HDF5(tmp_path / "a.h5", "bytes")[0]
+
+
+def test_texts_of_an_array_type_are_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", (COUNT,), np.dtype(("S3", (2,))))
+    with pytest.raises(ArgumentError, match=r"'x' in .*a\.h5 holds \('S3', \(2,\)\), which no tensor can hold"):
+        HDF5(tmp_path / "a.h5", "x")
+
+
 def test_texts_of_several_dimensions(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "t.h5", "w") as file:
         file.create_dataset("pairs", data=[[f"ä{i}", f"b{i}"] for i in range(5)], dtype=h5py.string_dtype())

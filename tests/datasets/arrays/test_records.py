@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 
 import feedline as fl
 from feedline.datasets import HDF5, ArrayFile, Arrays, Zarr
-from feedline.errors import ArgumentError
+from feedline.errors import ArgumentError, SampleError
 
 COUNT = 50
 NUMBERS = np.dtype([("energy", ">f4"), ("hit", [("x", "i2"), ("y", "?")]), ("track", "f8", (2, 3)), ("at", "M8[us]")])
@@ -191,5 +191,5 @@ def test_texts_of_variable_length_in_records(tmp_path: Path) -> None:
     assert dataset[7] == {"id": torch.tensor(7), "word": "größe 7"}
     with pytest.raises(ArgumentError, match=r"'ragged' in .* holds the field each of object"):
         HDF5(tmp_path / "a.h5", "ragged")
-    with pytest.raises(ValueError, match=r"rows 0 to .* of 'bad' in .*UnicodeDecodeError"):
+    with pytest.raises(SampleError, match=r"rows 0 to .* of 'bad' in .* are not UTF-8"):
         HDF5(tmp_path / "a.h5", "bad")[0]

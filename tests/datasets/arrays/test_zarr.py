@@ -14,6 +14,7 @@ import zarr
 from diagonals import diagonal
 from format_cases import all_ways_agree, hidden
 from torch.utils.data import DataLoader
+from web_servers import Handler, serving
 
 import feedline as fl
 from feedline.datasets import Zarr
@@ -54,6 +55,26 @@ def test_a_store_that_is_an_array(tmp_path: Path) -> None:
     assert dataset.shard_sizes.tolist() == [5] * 10
     with pytest.raises(ArgumentError, match=r"bare.zarr has no array 'x'; it has itself \(columns=None\)"):
         Zarr(tmp_path / "bare.zarr", "x")
+
+
+class FolderHandler(Handler):
+    """Serves the files of a folder, without listings."""
+
+    def do_GET(self) -> None:
+        file = self.state / self.path.lstrip("/")
+        self.answer(200, file.read_bytes()) if file.is_file() else self.answer(404)
+
+
+def test_a_web_server_does_not_list_arrays(store: Path) -> None:
+    with serving(FolderHandler, store.parent) as server:
+        address, options = f"{server.url}/a.zarr", {"allow_http": True}
+        assert Zarr(address, "labels", options=options)[3].item() == 3
+        with pytest.raises(
+            ArgumentError, match=r"a\.zarr has no array 'y'; its other arrays cannot be listed on a web"
+        ):
+            Zarr(address, "y", options=options)
+        with pytest.raises(ArgumentError, match=r"the arrays of .*a\.zarr cannot be listed on a web .*with columns="):
+            Zarr(address, options=options)
 
 
 def test_shards_are_read_whole(tmp_path: Path) -> None:

@@ -114,6 +114,17 @@ class TestLines:
             pickle.loads(data)[0]
 
 
+@pytest.mark.parametrize("read", [Lines, JSONL, CSV])
+def test_patterns_do_not_match_the_indexes(tmp_path: Path, read: Any) -> None:
+    """An index next to its file was read as text when the dataset was created again."""
+    written(tmp_path / "a.txt", "1\n2\n3\n")
+    written(tmp_path / "b.txt", "1\n2\n")
+    lengths = [len(read(tmp_path / pattern)) for pattern in ("*", "*.txt*", "**", "?.*", "*")]
+    assert lengths == [5 - 2 * (read is CSV)] * 5
+    assert len(list(tmp_path.glob(".*-index"))) == 2
+    assert sorted(fl.datasets.Files(str(tmp_path / "*"), decode="text")) == ["1\n2\n", "1\n2\n3\n"]
+
+
 class TestJSONL:
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
@@ -284,6 +295,20 @@ class TestCSV:
         ]
         assert all_of(CSV(path, {"ok": bool, "x": float}))[1] == {"ok": False, "x": 2.5}
         assert CSV(path, ["name"])[2] == {"name": "é"}
+
+    @pytest.mark.parametrize("rest", ['"x', '"x\n3,y\n4,z\n', '"x ""quoted""\n'])
+    def test_a_row_that_ends_within_quotes_is_an_error(self, tmp_path: Path, rest: str) -> None:
+        """A truncated value, or all other rows as one value, would pass for the last row."""
+        data = CSV(written(tmp_path / "t.csv", f'p,q\n0,"a\nb"\n1,{rest}'))
+        assert len(data) == 2
+        assert data[0] == {"p": "0", "q": "a\nb"}
+        with pytest.raises(SampleError, match=r"t\.csv, line 4, ends within a quoted field: .*truncated\? Repair"):
+            data[1]
+        with pytest.raises(SampleError, match="line 4, ends within a quoted field"):
+            CSV(data.paths[0], escape="\\")[1]
+        with fl.DataLoader(data, on_error="skip") as loader:
+            assert [batch["p"] for batch in loader] == [["0"]]
+            assert loader.stats().skipped == 1
 
     @settings(suppress_health_check=FRESH)
     @given(

@@ -333,6 +333,19 @@ class TestManyShards:
         assert batches[0][0].shape == (4, 3, 32, 32)
 
 
+@pytest.mark.parametrize("pattern", ["*", "*.tar*", "x*", "**/*"])
+def test_patterns_do_not_match_the_indexes(tmp_path: Path, pattern: str) -> None:
+    for name in ("x0", "x1"):
+        write_tar(tmp_path / f"{name}.tar", {f"{name}.txt": name.encode()})
+    with gzip.open(tmp_path / "x2.tar.gz", "wb") as file:
+        file.write(write_tar(tmp_path.with_name("x2.tar"), {"x2.txt": b"x2"}).read_bytes())
+    for _ in range(2):
+        assert [sample[0] for sample in TarShards(tmp_path / pattern, ["txt"])] == ["x0", "x1", "x2"]
+    assert len(list(tmp_path.glob("*.index"))) == 3
+    with pytest.raises(ArgumentError, match="is listed twice"):
+        TarShards([tmp_path / "x0.tar"] * 2)
+
+
 class TestBadInput:
     def test_shards_that_are_not_there(self, tmp_path: Path) -> None:
         write_tar(tmp_path / "train-000.tar", {"a.txt": b""})

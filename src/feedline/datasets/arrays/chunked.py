@@ -200,6 +200,12 @@ class ChunkedRows:
                 return next(read)
         except StoreError:
             raise
+        except UnicodeDecodeError as error:
+            raise SampleError(
+                f"rows {part.start} to {part.stop - 1} of {self._shape.name!r} in {self._path} are not UTF-8 ({error});"
+                " write bytes that are no texts as uint8, restore the file if it is damaged, or pass on_error='skip' to"
+                " the loader"
+            ) from error
         except (*DAMAGE, LZMAError, SystemError) as error:  # codecs raise exceptions of any of these types
             raise SampleError(
                 f"rows {part.start} to {part.stop - 1} of {self._shape.name!r} in {self._path} cannot be read"

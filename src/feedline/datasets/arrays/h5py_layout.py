@@ -23,7 +23,7 @@ from feedline.core.paths import missing_error
 from feedline.core.tensors import torch_dtype
 from feedline.datasets.arrays.chunked import ByteLayout, ReadRows, Shape
 from feedline.datasets.arrays.h5py_checks import chunk_check
-from feedline.datasets.arrays.records import decode_texts, delivered_dtype
+from feedline.datasets.arrays.records import decode_texts, delivered_dtype, is_record
 from feedline.datasets.arrays.rows import ArrayLayout
 from feedline.datasets.signatures import BEGIN_NBYTES, check_format
 from feedline.errors import ArgumentError, FeedlineError, MissingExtraError, SampleError
@@ -161,21 +161,31 @@ def shape_of(dataset: Any, name: str, path: str) -> Shape:
     """Metadata of a dataset; ArgumentError for a single value."""
     if not dataset.shape:
         raise ArgumentError(f"{name!r} in {path} is a single value; the first axis of a dataset counts its samples")
-    return Shape(name, dataset.shape[0], dataset.shape[1:], _number_dtype(dataset, name, path), _chunk(dataset))
+    dtype = _number_dtype(dataset, name, path)
+    return Shape(name, dataset.shape[0], row_shape(dataset), None if dtype is None else dtype.base, _chunk(dataset))
+
+
+def row_shape(dataset: Any) -> tuple[int, ...]:
+    """Shape of a row, including that of an array type."""
+    shape: tuple[int, ...] = dataset.shape[1:] + dataset.dtype.shape
+    return shape
 
 
 def _number_dtype(dataset: Any, name: str, path: str) -> np.dtype[Any] | None:
-    """Delivered dtype of the rows; None for strings and ragged rows."""
+    """Delivered dtype of the values; None for strings and ragged rows."""
     h5py = library()
     ragged = h5py.check_vlen_dtype(dataset.dtype)
     if h5py.check_string_dtype(dataset.dtype) or (ragged is not None and torch_dtype(ragged) is not None):
         return None
     try:
-        return delivered_dtype(dataset.dtype)
+        delivered = delivered_dtype(dataset.dtype).base
+        if not is_record(delivered) and torch_dtype(delivered) is None:
+            raise TypeError(f"{dataset.dtype}")
     except TypeError as error:
         raise ArgumentError(
             f"{name!r} in {path} holds {error}, which no tensor can hold; name other datasets"
         ) from None
+    return delivered
 
 
 def _chunk(dataset: Any) -> int:
@@ -186,7 +196,15 @@ def _chunk(dataset: Any) -> int:
 
 def is_mappable(dataset: Any) -> bool:
     """True if all rows are stored contiguously, exactly as in memory."""
-    return _is_contiguous(dataset) and torch_dtype(dataset.dtype) is not None
+    return _is_contiguous(dataset) and torch_dtype(dataset.dtype) is not None and _is_plain(dataset)
+
+
+def _is_plain(dataset: Any) -> bool:
+    """True if values are stored as NumPy's dtype has them.
+
+    HDF5 has integers that use a part of their bits, which h5py converts.
+    """
+    return bool(dataset.id.get_type() == library().h5t.py_create(dataset.dtype, logical=True))
 
 
 def _is_contiguous(dataset: Any) -> bool:
@@ -365,7 +383,8 @@ def row_reader(dataset: Any) -> ReadRows:
     """Function that checks, reads and decodes spans of rows."""
     check = chunk_check(dataset)
     strings = library().check_string_dtype(dataset.dtype)
-    readable = dataset.asstr() if strings is not None else dataset
+    # Many writers declare all texts as ASCII, which is a part of UTF-8.
+    readable = dataset.asstr("utf-8") if strings is not None else dataset
 
     def read(spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
         for start, stop in spans:

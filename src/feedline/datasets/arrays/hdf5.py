@@ -220,7 +220,7 @@ class _Chunks:
 def _reopen_dataset(file: Any, shape: Shape, path: str) -> Any:
     """Open a dataset again; StateError if its shape has changed."""
     dataset = h5py_layout.dataset_in(file, shape.name, path)
-    check_unchanged(path, shape, dataset.shape[0], dataset.shape[1:])
+    check_unchanged(path, shape, dataset.shape[0], h5py_layout.row_shape(dataset))
     return dataset
 
 

@@ -59,7 +59,7 @@ from feedline.stores.base import Range
 from feedline.stores.cache import cache_of
 from feedline.stores.files import FileSet
 from feedline.stores.local import LocalStore
-from feedline.stores.urls import is_local, local_path
+from feedline.stores.urls import is_local, local_path, scheme_row
 
 T = TypeVar("T")
 
@@ -384,13 +384,27 @@ def _check_format(source: Any, name: str) -> None:
 def _array_names(group: Any, path: str) -> list[str]:
     try:
         return sorted(group.array_keys())
-    except StoreError:
+    except StoreError as error:
+        if type(error) is StoreError and not scheme_row(path).lists:
+            raise ArgumentError(
+                f"the arrays of {path} cannot be listed on a web server: name those to read with columns=, or"
+                " consolidate the metadata"
+            ) from None
         raise
     except (*DAMAGE, RuntimeError) as error:
         raise SampleError(
             f"the arrays of {path} cannot be listed, because one of them cannot be opened"
             f" ({type(error).__name__}: {error}); name the arrays to read with columns="
         ) from error
+
+
+def _describe_arrays(node: Any, path: str) -> str:
+    if isinstance(node, library().Array):
+        return "it has itself (columns=None)"
+    try:
+        return f"it has {', '.join(_array_names(node, path)) or 'none'}"
+    except ArgumentError:
+        return "its other arrays cannot be listed on a web server"
 
 
 def _array(node: Any, name: str, path: str) -> Any:
@@ -411,8 +425,7 @@ def _array(node: Any, name: str, path: str) -> Any:
             " package, install that package; codecs that use pickle are refused. Otherwise name other arrays"
         ) from error
     if not isinstance(item, zarr.Array):
-        there = ["itself (columns=None)"] if is_array else _array_names(node, path)
-        raise ArgumentError(f"{path} has no array {name!r}; it has {', '.join(there) or 'none'}")
+        raise ArgumentError(f"{path} has no array {name!r}; {_describe_arrays(node, path)}")
     return item
 
 

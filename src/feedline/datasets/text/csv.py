@@ -67,6 +67,9 @@ _ESCAPED = '\\"'
 _ESCAPED_HINT = 'quotes in its fields are written as \\": pass escape="\\\\"'
 
 
+_OPEN_HINT = "ends within a quoted field: is a quote missing, or the file truncated?"
+
+
 _SEPARATOR_LINE = re.compile(rb'"?sep=.{1,3}"?', re.IGNORECASE)
 """Excel's line before the first row, which is not a likely name of a column."""
 
@@ -115,7 +118,7 @@ class CSV(TextRecords):
         # Row bounds depend on the dialect: indexes for two dialects must not replace each other.
         suffix = f"csv{int.from_bytes(mark)}{'' if escape is None else f'e{ord(escape)}'}-index"
         scan = partial(row_bounds, mark=mark, escape=escape, held_nbytes=max_record_nbytes)
-        super().__init__(files, IndexRecipe(lambda name: f"{name}.{suffix}", scan, _is_valid), reading, transform)
+        super().__init__(files, IndexRecipe(lambda name: f".{name}.{suffix}", scan, _is_valid), reading, transform)
         self._dialect: dict[str, Any] = {"delimiter": delimiter, "escapechar": escape}
         self._header = self._shared_header()
         _check_names(columns, self._header, delimiter, self.paths[0])
@@ -179,14 +182,18 @@ def _check_escape(escape: object, delimiter: str) -> None:
 def _parse_row(text: str, dialect: Mapping[str, Any]) -> list[str]:
     """Fields of a row.
 
-    csv.Error also if its quotes are escaped in a way that `dialect` reads as ends of fields.
+    csv.Error also if its quotes are escaped in a way that `dialect` reads as ends of fields, and if it ends within
+    quotes: such a row is the last one, and may have swallowed others.
     """
-    fields = next(csv.reader([text], **dialect))
+    rows = csv.reader([text, ""], **dialect)
+    fields = next(rows)
     if _ESCAPED in text and dialect["escapechar"] is None:
         try:
             next(csv.reader([text], strict=True, **dialect))
         except csv.Error as error:  # text after a closing quote, which is joined to the field if not strict
             raise csv.Error(_ESCAPED_HINT) from error
+    if rows.line_num > 1:  # the row has not ended yet
+        raise csv.Error(_OPEN_HINT)
     return fields
 
 
@@ -202,6 +209,8 @@ def _describe_csv_error(error: csv.Error) -> str:
     """Describe a row that the csv module cannot parse, with a remedy."""
     if _LIMIT in str(error):
         return f"is not CSV ({error}); is a quote missing? csv.field_size_limit raises the limit for long fields"
+    if str(error) == _OPEN_HINT:
+        return f"{error} Repair the row, or pass on_error='skip' to the loader"
     if str(error) == _ESCAPED_HINT:
         return f"is not in the default dialect of CSV; {error}"
     return f"is not CSV ({error}); quote the field, or pass on_error='skip' to the loader"

@@ -161,12 +161,19 @@ def line_pieces(file: File, held_nbytes: int) -> Iterator[LinePiece]:
         yield LinePiece(at, memoryview(b"".join(open_line)), left_out)
 
 
+_UNWRITTEN = bytes(8)
+
+
 def _check_is_text(name: str, begin: bytes) -> None:
     """Raise SampleError for files of other formats, by their first bytes."""
     found = recognize(begin, name)
-    if found is not None and not found.may_be_text:
+    if found is not None and (not found.may_be_text or b"\0" in begin):
         remedy = found.remedy if found.also else _REMEDIES.get(found.magic, found.remedy)
         raise SampleError(f"{name} is {found.what}, not text; {remedy}")
+    if begin.startswith(_UNWRITTEN):
+        raise SampleError(
+            f"{name} begins with zeros, as after a power failure, not with text; re-create it or leave it out"
+        )
     wide = _wide_encoding(begin)
     if wide is not None:
         raise SampleError(

@@ -34,10 +34,10 @@ _RECORD_SEPARATOR = "\x1e"
 Options = Mapping[str, Any] | None
 
 
-LINES = IndexRecipe(lambda name: f"{name}.lines-index", line_bounds, bounds_match)
+LINES = IndexRecipe(lambda name: f".{name}.lines-index", line_bounds, bounds_match)
 
 
-FILLED_LINES = IndexRecipe(lambda name: f"{name}.jsonl-index", filled_line_bounds, bounds_match)
+FILLED_LINES = IndexRecipe(lambda name: f".{name}.jsonl-index", filled_line_bounds, bounds_match)
 
 
 class TextReading(NamedTuple):

@@ -34,6 +34,7 @@ from feedline.datasets.webdataset.columns import (
     TransformedAlternatives,
     decode_function,
 )
+from feedline.datasets.webdataset.index_files import without_indexes
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
 from feedline.stores.cache import MissingPieceError
@@ -347,7 +348,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
 def _find_tars(paths: Paths, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> FileSet:
     given = [os.fspath(path) for path in listed(paths)]
     _check_no_commands(given)
-    files = find(given, FORMATS["tar"].pattern, cache=cache, options=options)
+    files = without_indexes(find(given, FORMATS["tar"].pattern, cache=cache, options=options))
     seen = set[str]()
     for name in files.names:
         if name in seen:

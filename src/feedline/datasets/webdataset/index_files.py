@@ -25,7 +25,7 @@ from feedline.datasets.webdataset.tar import ShardError
 from feedline.errors import SampleError, StateError
 from feedline.stores import StoreError
 from feedline.stores.base import FileVersion
-from feedline.stores.files import local_info
+from feedline.stores.files import FileSet, local_info
 from feedline.stores.urls import check_path, is_local
 
 _log = logging.getLogger("feedline")
@@ -152,6 +152,18 @@ def index_paths(tar: str, index_dir: Pathlike | None) -> tuple[str, ...]:
 def adjacent_index_path(tar: str) -> str:
     """The index file next to a tar."""
     return f"{tar}.index"
+
+
+def without_indexes(files: FileSet) -> FileSet:
+    """Leave out the indexes of the other files.
+
+    Patterns such as `*.tar*` match them.
+    """
+    indexes = {adjacent_index_path(name) for name in files.names}
+    kept = [number for number, name in enumerate(files.names) if name not in indexes]
+    if len(kept) == len(files):
+        return files
+    return FileSet([(files.store(number), files.info(number)) for number in kept])
 
 
 def relative_index_path(tar: str) -> str:

@@ -261,7 +261,8 @@ class TarWalk:
         """Raise ShardError if the first block is of another format."""
         found = None if offset else recognize(block)
         # The remaining part of a header of a truncated tar is a name, which is text.
-        if found is not None and not (len(block) < BLOCK and found.may_be_text):
+        is_foreign = found is not None and found.dataset != "TarShards"
+        if found is not None and is_foreign and not (len(block) < BLOCK and found.may_be_text):
             raise ShardError(f"{self.tar} is {found.what}, not a tar; {found.remedy}")
 
     def _check_end(self, offset: int, nbytes: int) -> None:

@@ -22,6 +22,7 @@ from feedline.datasets.webdataset.index_files import (
     index_paths,
     open_index,
     read_head,
+    without_indexes,
 )
 from feedline.datasets.webdataset.sources import TarSource
 from feedline.datasets.webdataset.tar import opener_of
@@ -130,7 +131,7 @@ def find_tar_targets(
     Compressed tars are decompressed as by `TarShards`.
     """
     if has_urls(sources) or has_compressed(sources):
-        stored = find(sources, FORMATS["tar"].pattern)
+        stored = without_indexes(find(sources, FORMATS["tar"].pattern))
         tars = inflated(stored, [opener_of(name) for name in stored.names], None)
     else:
         tars = FileSet([(None, local_info(str(Path(path).absolute()))) for path in _find_files(sources)])
