@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from math import inf
-from time import monotonic
+from threading import get_native_id
+from time import monotonic, thread_time
 
 from feedline.core.proc import ThreadWait, wait_of_thread, waits_for_lock
 
@@ -78,7 +79,7 @@ class ThreadSamples(SampleTimes):
     """Samples of the threads in `building`, which are building a batch.
 
     They are taken while the loop waits for a batch. It then holds Python's lock: a thread that computes, or is ready
-    to, waits for that lock.
+    to, waits for that lock. In turn, a thread that has built a batch, and holds the lock, samples the step of the loop.
     """
 
     def __init__(self, building: AbstractSet[int]) -> None:
@@ -86,6 +87,29 @@ class ThreadSamples(SampleTimes):
         self._building = building
         self._number = self._contended = self._outside = 0
         self._waiters: dict[int, set[int]] = {}
+        self._stepping = 0
+        self._step_due_s = 0.0
+        self._steps = self._steps_outside = 0
+
+    def begin_step(self) -> None:
+        """The calling thread, that of the loop, has a batch."""
+        self._stepping = get_native_id()
+
+    def end_step(self) -> None:
+        """The loop waits for a batch."""
+        self._stepping = 0
+
+    def take_of_step(self) -> None:
+        """Take a sample of the loop, for the thread of a worker."""
+        if not self._stepping or monotonic() < self._step_due_s:
+            return
+        # Its wall time contains the wait for the lock, in which others work.
+        began_s = thread_time()
+        # Reading the state gives the lock back for a moment: a loop that waits for it then counts as running.
+        if (found := wait_of_thread(self._stepping)) is not None:
+            self._steps += 1
+            self._steps_outside += found.is_outside
+        self._step_due_s = monotonic() + max(_LEAST_PAUSE_S, _PAUSE_FACTOR * (thread_time() - began_s))
 
     def wait(self, wait: Callable[[float], bool]) -> bool:
         """Wait until a sample is due, and take it.
@@ -139,6 +163,14 @@ class ThreadSamples(SampleTimes):
         Waits for Python's lock do not count. None before enough samples.
         """
         return self._outside / self._number if self._number >= _LEAST_SAMPLES else None
+
+    @property
+    def step_outside_share(self) -> float | None:
+        """Share of the time without Python's lock in which a step waits for something else, such as a device.
+
+        None before enough samples.
+        """
+        return self._steps_outside / self._steps if self._steps >= _LEAST_SAMPLES else None
 
 
 _LEAST_SAMPLES = 16

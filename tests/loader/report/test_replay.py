@@ -482,6 +482,19 @@ def test_waiting_of_threads_is_for_the_lock_unless_it_was_seen_outside(
     assert model.gain(processes) == pytest.approx(gain, rel=0.15)
 
 
+@pytest.mark.parametrize(
+    ("fetch", "step", "workers"), [((0, 8), (0, 4), 4), ((0, 4), (0, 4), 4), ((0, 16), (0, 6), 2), ((0, 8), (4, 2), 4)]
+)
+def test_steps_next_to_threads_wait_by_themselves_as_long_as_samples_saw_it(
+    fetch: tuple[int, int], step: tuple[int, int], workers: int
+) -> None:
+    run = Pipeline(fetch=fetch, step=step, workers=workers, method="thread", cpus=4, locks=True).run()
+    measured = replace(Measured.of(run.recent, run.stats), outside_share=0.0, lock_share=0.9)
+    own_share = step[0] / 1000 / measured.mean("step").wait_s
+    model = Model.of(replace(measured, step_outside_share=own_share), run.pipeline.context())
+    assert model.free_gain == pytest.approx(1000 * run.period_s / sum(step), rel=0.15)
+
+
 def test_processes_do_not_share_the_locks_of_threads() -> None:
     run = Pipeline(fetch=(48, 0), step=(4, 0), workers=4, method="thread").run()
     measured = replace(Measured.of(run.recent, run.stats), contended_share=0.6, outside_share=0.4)

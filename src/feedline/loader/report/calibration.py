@@ -198,8 +198,11 @@ def _waits_for_lock(measured: Measured, setting: EngineSetting) -> bool:
 def _with_locked_steps(measured: Measured, setting: EngineSetting, machine: Machine) -> Measured:
     """The recording, with steps without their waits for Python's lock.
 
-    A replay with the lock then gives the measured steps. Where some steps never stop, none waits for anything else.
+    Samples tell them apart. Without samples, a replay with the lock gives the measured steps. Where some steps never
+    stop, none waits for anything else.
     """
+    if measured.step_outside_share is not None:
+        return _scale_steps(measured, measured.step_outside_share)
     if _some_never_stop(measured):
         own_s, waited_s = _beyond_lock_s(measured, setting), measured.mean("step").wait_s
         return _scale_steps(measured, min(own_s / waited_s, 1.0)) if waited_s else measured
@@ -369,6 +372,8 @@ def _with_late_steps(
     A step that sleeps is woken late if other tasks have the CPUs. That is not waiting for data.
     """
     late_s = min(missing_s, measured.step_s - replay_step(measured.batches, setting, machine))
+    if measured.step_outside_share is not None:  # a step that hardly sleeps is not woken late
+        late_s *= measured.step_outside_share
     if late_s <= 0:
         return measured, 0.0
     return replace(measured, batches=tuple(batch.with_longer_step(late_s) for batch in measured.batches)), late_s

@@ -337,7 +337,7 @@ class _Engine:
 
     def _step(self, step: Task) -> _Process:
         """A step, which takes a CPU or the lock after each wait."""
-        if step.wait_s <= 0 or not (self._is_locked or self._machine.slice_s):
+        if not (self._is_locked or (self._machine.slice_s and step.wait_s > 0)):
             yield from _phases(step)
             return
         late_s, takes = self.late_s, self._machine.lock_takes if self._is_locked else self._machine.step_wakes
