@@ -49,6 +49,15 @@ def test_waiting_overlaps_without_limit(workers: int, expected: float) -> None:
     assert replay(batches(0.08), setting, Machine(1)) == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.parametrize("workers", [4, 6, 8, 10, 12])
+def test_workers_with_equal_tasks_do_not_compute_at_the_same_moments(workers: int) -> None:
+    pipeline = Pipeline(fetch=(20, 4), step=(1, 0), workers=workers, cpus=2)
+    expected = max(0.024 / workers, 0.002)
+    assert pipeline.run().period_s == pytest.approx(expected, rel=0.05)
+    period = replay(batches(0.02, 0.004, Task(0.001)), EngineSetting(workers, method=PROCESS), Machine(2))
+    assert period == pytest.approx(expected, rel=0.2)
+
+
 @pytest.mark.parametrize(("workers", "cpus", "expected"), [(2, 8, 0.04), (2, 2, 0.045), (8, 2, 0.045), (4, 1, 0.09)])
 def test_computing_shares_the_cpus_with_the_step(workers: int, cpus: float, expected: float) -> None:
     setting = EngineSetting(workers, method=PROCESS)

@@ -159,11 +159,24 @@ ONE_KIND_SHARE = 0.05
 """Share below which the smaller of waiting and computing does not divide a task."""
 
 
-def _phases(task: Task) -> Sequence[_TaskPhase]:
+GOLDEN = 0.6180339887
+"""Inverse of the golden ratio: the fractional parts of its multiples cover the interval from 0 to 1 evenly."""
+
+
+def _phases(task: Task, later: float = 0.0) -> Sequence[_TaskPhase]:
+    """Waits and computing of a task; `later` is the part of its first wait that comes last instead.
+
+    Workers with equal tasks would else compute at the same moments, and wait at the same moments, for ever: they share
+    CPUs evenly. A system lets one of them compute before the others, which parts them.
+    """
     wait_s, cpu_s, width, _, copying = task
     if min(wait_s, cpu_s) <= ONE_KIND_SHARE * (wait_s + cpu_s):
         return (_TaskPhase(wait_s, cpu_s, width, copying),)
-    return (_TaskPhase(wait_s / PIECES, cpu_s / PIECES, width, copying),) * PIECES
+    piece = _TaskPhase(wait_s / PIECES, cpu_s / PIECES, width, copying)
+    if not later:
+        return (piece,) * PIECES
+    first = piece._replace(wait_s=(1 - later) * piece.wait_s)
+    return (first, *(piece,) * (PIECES - 1), _TaskPhase(later * piece.wait_s))
 
 
 @dataclass(slots=True)
@@ -254,7 +267,9 @@ class _Engine:
         self._is_locked = locked >= LOCKED_SHARE
         self._clock = _SimulatedClock(min(machine.cpus, 1 / locked) if locked else machine.cpus, machine.copiers)
         self._batches, self._setting, self._machine = batches, setting, machine
-        self._work = [_phases(sum(batch.work.values(), NO_TASK)) for batch in batches]
+        self._work = [
+            _phases(sum(batch.work.values(), NO_TASK), turn * GOLDEN % 1.0) for turn, batch in enumerate(batches)
+        ]
         workers = 0 if setting.method == INLINE else setting.num_workers
         self._queues: list[deque[int]] = [deque() for _ in range(workers if setting.round_robin and workers else 1)]
         self._idle: list[list[int]] = [[] for _ in self._queues]
