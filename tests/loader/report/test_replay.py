@@ -504,6 +504,30 @@ def test_steps_next_to_threads_wait_by_themselves_as_long_as_samples_saw_it(
     assert model.free_gain == pytest.approx(1000 * run.period_s / sum(step), rel=0.15)
 
 
+@pytest.mark.parametrize(("outside", "locked"), [(0.0, True), (0.85, False)])
+def test_many_threads_that_compute_are_not_taken_for_threads_that_wait(outside: float, locked: bool) -> None:
+    """By their clocks, eight threads under one lock wait for seven eighths of their time, as those of a slow server."""
+    run = Pipeline(fetch=(56, 8), step=(1, 0), workers=8, method="thread", cpus=16).run()
+    measured = replace(Measured.of(run.recent, run.stats), period_s=0.009, outside_share=outside, lock_share=0.9)
+    model = Model.of(replace(measured, step_outside_share=1.0), run.pipeline.context())
+    assert (model.measured.mean("fetch").wait_s == 0) == locked
+    assert (model.gain(model.with_setting(replace(model.present.setting, method=PROCESS))) > 2) == locked
+
+
+def test_what_is_left_without_a_lock_has_not_the_luck_of_its_queue() -> None:
+    """Every other batch waits long for the lock. Without it, all are equal."""
+    pipeline = Pipeline(
+        fetch=(44, 1), slow=lambda number: 0.6 + 0.8 * (number % 16 < 8), step=(1, 0), workers=4, cpus=4
+    )
+    run = pipeline.run()
+    measured = replace(Measured.of(run.recent, run.stats), contended_share=0.5)
+    model = Model.of(measured, pipeline.context())
+    ten = model.with_setting(replace(model.present.setting, num_workers=10))
+    gain = model.gain(ten._replace(change=BatchTimes.without_exclusion))
+    free = replace(pipeline, fetch=(21.5, 1), slow=lambda _: 1.0, workers=10)
+    assert gain == pytest.approx(model.now_s / free.run().period_s, rel=0.1)
+
+
 def test_processes_do_not_share_the_locks_of_threads() -> None:
     run = Pipeline(fetch=(48, 0), step=(4, 0), workers=4, method="thread").run()
     measured = replace(Measured.of(run.recent, run.stats), contended_share=0.6, outside_share=0.4)

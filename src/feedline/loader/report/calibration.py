@@ -79,7 +79,7 @@ def _with_contention(measured: Measured, setting: EngineSetting) -> Measured:
     """Separate waiting for a lock of other workers from other waiting.
 
     Workers that often wait for each other keep the lock in use: one of n holds it at any time, so a batch holds it for
-    an n-th of its time.
+    an n-th of its time. Batches differ by their luck in the queue for the lock, so the other waiting counts as equal.
     """
     workers, waited = setting.num_workers, measured.contended_share
     fetch = measured.mean("fetch")
@@ -87,14 +87,12 @@ def _with_contention(measured: Measured, setting: EngineSetting) -> Measured:
         return measured
     built_s = sum(measured.mean(stage).alone_s for stage in BUILD_STAGES)
     lock_s = min(waited * built_s, fetch.wait_s)
-    left, held = 1 - lock_s / fetch.wait_s, 1 / workers
+    left_s, held = fetch.wait_s - lock_s, 1 / workers
 
     def separated(batch: BatchTimes) -> BatchTimes:
         task = batch.work.get("fetch", Task())
         whole_s = sum(each.alone_s for each in batch.work.values())
-        return replace(
-            batch, work={**batch.work, "fetch": task._replace(wait_s=left * task.wait_s, held_s=held * whole_s)}
-        )
+        return replace(batch, work={**batch.work, "fetch": task._replace(wait_s=left_s, held_s=held * whole_s)})
 
     return replace(measured, batches=tuple(map(separated, measured.batches)))
 
@@ -177,7 +175,10 @@ def is_throttled(measured: Measured, context: Context) -> bool:
 def _mostly_waits(measured: Measured) -> bool:
     """True if worker threads mostly wait for files or servers."""
     work = [measured.mean(stage) for stage in BUILD_STAGES]
-    return sum(task.wait_s for task in work) > sum(task.cpu_s for task in work) / _LOCKED
+    wait_s = sum(task.wait_s for task in work)
+    if measured.outside_share is not None:  # many threads that compute wait for the lock as long as others for servers
+        wait_s = min(wait_s, _outside_s(measured))
+    return wait_s > sum(task.cpu_s for task in work) / _LOCKED
 
 
 def _waits_for_lock(measured: Measured, setting: EngineSetting) -> bool:
