@@ -31,7 +31,7 @@ class SampleTimes:
         if self._usual_s < _LEAST_WAIT_S or now_s < self._due_s:
             return inf
         self._turn += 1
-        return now_s + min(self._usual_s, _MOST_WAIT_S) * (self._turn * _GOLDEN % 1.0)
+        return now_s + min(self._usual_s, _MOST_WAIT_S) * (self._turn * GOLDEN % 1.0)
 
     def add_wait(self, elapsed_s: float) -> None:
         """Update the usual length of a wait."""
@@ -187,7 +187,7 @@ _REMEMBERED = 8
 """Number of latest waits that determine the usual length."""
 
 
-_GOLDEN = 0.6180339887
+GOLDEN = 0.6180339887
 """Inverse of the golden ratio: the fractional parts of its multiples cover the interval from 0 to 1 evenly."""
 
 

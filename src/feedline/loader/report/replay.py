@@ -12,6 +12,8 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any, NamedTuple, Self
 
+from feedline.workers.wait_samples import GOLDEN
+
 INLINE, THREAD, PROCESS = "inline", "thread", "process"
 
 
@@ -157,10 +159,6 @@ PIECES = 4
 
 ONE_KIND_SHARE = 0.05
 """Share below which the smaller of waiting and computing does not divide a task."""
-
-
-GOLDEN = 0.6180339887
-"""Inverse of the golden ratio: the fractional parts of its multiples cover the interval from 0 to 1 evenly."""
 
 
 def _phases(task: Task, later: float = 0.0) -> Sequence[_TaskPhase]:
