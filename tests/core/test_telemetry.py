@@ -119,7 +119,7 @@ def test_a_batch_reads_the_run_delay_when_it_is_due(
     new: Callable[[], Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delays = iter([100, 130])
-    monkeypatch.setattr(telemetry, "_run_delay_ns", lambda: next(delays))
+    monkeypatch.setattr(telemetry, "run_delay_ns", lambda: next(delays))
 
     def measure() -> None:
         recorder = telemetry._threads.recorder = new()
@@ -135,7 +135,7 @@ def test_a_batch_reads_the_run_delay_when_it_is_due(
 
 def test_run_delay_grows_and_is_read_at_most_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     delays = iter([100, 130, 130])
-    monkeypatch.setattr(telemetry, "_run_delay_ns", lambda: next(delays))
+    monkeypatch.setattr(telemetry, "run_delay_ns", lambda: next(delays))
 
     def measure() -> None:
         spans: list[telemetry.SpanTuple] = []
@@ -177,7 +177,7 @@ def test_the_bytes_that_a_worker_reads_are_counted(
 
 
 def test_a_kernel_without_run_delays_and_bytes_gives_no_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "_run_delay_ns", lambda: -1)
+    monkeypatch.setattr(telemetry, "run_delay_ns", lambda: -1)
     monkeypatch.setattr(telemetry, "_files_nbytes", lambda **_: -1)
 
     def measure() -> None:

@@ -139,6 +139,44 @@ def test_threads_that_compute_wait_for_nothing_outside() -> None:
     assert outside < 0.1
 
 
+def step_share(step: Callable[[], object]) -> float:
+    """Share of waits outside of a step next to two threads that compute, over fifty samples."""
+
+    samples = ThreadSamples(set())
+
+    def build() -> None:
+        sum(range(2000))
+        samples._step_due_s = 0.0
+        samples.take_of_step()
+
+    with switching_often(), working(2, build):
+        samples.begin_step()
+        while samples._steps < 50:
+            step()
+        samples.end_step()
+    assert samples.step_outside_share is not None
+    return samples.step_outside_share
+
+
+def test_a_step_that_sleeps_waits_outside() -> None:
+    assert step_share(lambda: time.sleep(0.05)) > 0.5
+
+
+def test_a_step_that_computes_waits_for_the_lock_of_python_only() -> None:
+    assert step_share(lambda: sum(range(2000))) < 0.1
+
+
+def test_a_loop_that_waits_for_a_batch_has_no_step() -> None:
+    samples = ThreadSamples(set())
+    for _ in range(20):
+        samples.take_of_step()
+    samples.begin_step()
+    samples.end_step()
+    samples.take_of_step()
+    assert samples._steps == 0
+    assert samples.step_outside_share is None
+
+
 def test_few_samples_are_unknown_and_short_waits_are_left_alone() -> None:
     samples = ThreadSamples({threading.get_native_id()})
     assert samples.contended_share is None

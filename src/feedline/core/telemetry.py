@@ -343,7 +343,7 @@ def add_run_delay(spans: list[SpanTuple], now_ns: int, *, among_threads: bool = 
         spans.append(probe)
         probe_ns = probe[2] - probe[1]
     current.next_delay_ns = now_ns + max(RUN_DELAY_EVERY_NS, LOCK_PAUSE_FACTOR * probe_ns)
-    before, current.delay_ns = current.delay_ns, _run_delay_ns()
+    before, current.delay_ns = current.delay_ns, run_delay_ns()
     if 0 <= before <= current.delay_ns:
         spans.append((RUN_DELAY, before, current.delay_ns, current.worker))
     before, current.files_nbytes = current.files_nbytes, _files_nbytes(own_process=current.own_process)
@@ -351,7 +351,7 @@ def add_run_delay(spans: list[SpanTuple], now_ns: int, *, among_threads: bool = 
         spans.append((FILES + NBYTES, before, current.files_nbytes, current.worker))
 
 
-def _run_delay_ns() -> int:
+def run_delay_ns() -> int:
     """Nanoseconds in which this thread was ready but did not run.
 
     -1 where the kernel does not count them.
@@ -384,10 +384,10 @@ def _lock_wait(worker: int) -> SpanTuple:
     Other threads that compute in Python keep it for milliseconds. Threads that wait, or compute outside Python, do not
     hold it. Time in which other programs had the CPUs does not count.
     """
-    delay_ns, start_ns = _run_delay_ns(), monotonic_ns()
+    delay_ns, start_ns = run_delay_ns(), monotonic_ns()
     sleep(_LONG_ENOUGH_S)
     stop_ns = monotonic_ns()
-    return (LOCK, start_ns, max(stop_ns - max(_run_delay_ns() - delay_ns, 0), start_ns), worker)
+    return (LOCK, start_ns, max(stop_ns - max(run_delay_ns() - delay_ns, 0), start_ns), worker)
 
 
 _LONG_ENOUGH_S = 50e-6

@@ -58,6 +58,8 @@ class PoolStatistics:
     """Share of building time in which workers wait for a lock that another worker holds; None if unknown."""
     outside_share: float | None = None
     """Share of building time in which worker threads wait for files, networks or their own threads; None if unknown."""
+    step_outside_share: float | None = None
+    """Share of the waits of steps next to worker threads that are not for Python's lock; None if unknown."""
 
 
 class WorkerPool(Protocol):

@@ -65,6 +65,7 @@ class ThreadFuture:
         """Wait for the lock; see `BatchFuture`."""
         if not self.done():
             self._pool._wait(self)
+        self._pool._samples.begin_step()
         error, self._error = self._error, None
         if error is not None:
             raise error  # not kept: the traceback that it gets refers to this future
@@ -167,6 +168,7 @@ class ThreadPool:
             in_flight=sum(not future.done() for future in self._open.copy()),  # copied in one step: threads change it
             contended_share=self._samples.contended_share,
             outside_share=self._samples.outside_share,
+            step_outside_share=self._samples.step_outside_share,
         )
 
     def close(self) -> None:
@@ -182,7 +184,7 @@ class ThreadPool:
     def _start(self, number: int) -> None:
         if self._round_robin and number > 0:
             self._queues.append(SimpleQueue())
-        shared = (self._finished, self._scope, self._open, self._building)
+        shared = (self._finished, self._scope, self._open, self._building, self._samples)
         arguments = (self._queues[-1], *shared, self._builder, self._allocate, number)
         thread = threading.Thread(target=_run_worker, args=arguments, name=f"feedline-{number}", daemon=True)
         self._threads.append(thread)
@@ -212,6 +214,7 @@ class ThreadPool:
         Raises `WorkerStalledError` after `timeout_s`, and `WorkerError` if the pool is closed in the meantime.
         """
         started, has_logged = monotonic(), False
+        self._samples.end_step()
         if self._samples.wait(wait):
             return
         while True:
@@ -246,6 +249,7 @@ def _run_worker(
     scope: CancelScope,
     unanswered: set[ThreadFuture],
     building: set[int],
+    samples: ThreadSamples,
     builder: Builder,
     allocate: Allocator,
     number: int,
@@ -256,6 +260,7 @@ def _run_worker(
         while (future := queue.get()) is not None:
             building.add(thread)
             future.run(builder, allocate)
+            samples.take_of_step()
             building.discard(thread)
             unanswered.discard(future)
             finished.set()

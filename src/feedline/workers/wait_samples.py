@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from math import inf
-from time import monotonic
+from threading import get_native_id
+from time import monotonic, thread_time
 
 from feedline.core.proc import ThreadWait, wait_of_thread, waits_for_lock
 
@@ -30,7 +31,7 @@ class SampleTimes:
         if self._usual_s < _LEAST_WAIT_S or now_s < self._due_s:
             return inf
         self._turn += 1
-        return now_s + min(self._usual_s, _MOST_WAIT_S) * (self._turn * _GOLDEN % 1.0)
+        return now_s + min(self._usual_s, _MOST_WAIT_S) * (self._turn * GOLDEN % 1.0)
 
     def add_wait(self, elapsed_s: float) -> None:
         """Update the usual length of a wait."""
@@ -78,7 +79,7 @@ class ThreadSamples(SampleTimes):
     """Samples of the threads in `building`, which are building a batch.
 
     They are taken while the loop waits for a batch. It then holds Python's lock: a thread that computes, or is ready
-    to, waits for that lock.
+    to, waits for that lock. In turn, a thread that has built a batch, and holds the lock, samples the step of the loop.
     """
 
     def __init__(self, building: AbstractSet[int]) -> None:
@@ -86,6 +87,29 @@ class ThreadSamples(SampleTimes):
         self._building = building
         self._number = self._contended = self._outside = 0
         self._waiters: dict[int, set[int]] = {}
+        self._stepping = 0
+        self._step_due_s = 0.0
+        self._steps = self._steps_outside = 0
+
+    def begin_step(self) -> None:
+        """The calling thread, that of the loop, has a batch."""
+        self._stepping = get_native_id()
+
+    def end_step(self) -> None:
+        """The loop waits for a batch."""
+        self._stepping = 0
+
+    def take_of_step(self) -> None:
+        """Take a sample of the loop, for the thread of a worker."""
+        if not self._stepping or monotonic() < self._step_due_s:
+            return
+        # Its wall time contains the wait for the lock, in which others work.
+        began_s = thread_time()
+        # Reading the state gives the lock back for a moment: a loop that waits for it then counts as running.
+        if (found := wait_of_thread(self._stepping)) is not None:
+            self._steps += 1
+            self._steps_outside += found.is_outside
+        self._step_due_s = monotonic() + max(_LEAST_PAUSE_S, _PAUSE_FACTOR * (thread_time() - began_s))
 
     def wait(self, wait: Callable[[float], bool]) -> bool:
         """Wait until a sample is due, and take it.
@@ -140,6 +164,14 @@ class ThreadSamples(SampleTimes):
         """
         return self._outside / self._number if self._number >= _LEAST_SAMPLES else None
 
+    @property
+    def step_outside_share(self) -> float | None:
+        """Share of the time without Python's lock in which a step waits for something else, such as a device.
+
+        None before enough samples.
+        """
+        return self._steps_outside / self._steps if self._steps >= _LEAST_SAMPLES else None
+
 
 _LEAST_SAMPLES = 16
 
@@ -155,7 +187,7 @@ _REMEMBERED = 8
 """Number of latest waits that determine the usual length."""
 
 
-_GOLDEN = 0.6180339887
+GOLDEN = 0.6180339887
 """Inverse of the golden ratio: the fractional parts of its multiples cover the interval from 0 to 1 evenly."""
 
 

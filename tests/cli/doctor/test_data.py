@@ -7,9 +7,12 @@ import os
 import resource
 import socket
 import sqlite3
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,15 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from feedline.cli.doctor import data, machine
 from feedline.cli.doctor.findings import Finding, Severity
-from feedline.cli.doctor.loader import SampleProbe, errors, examine, fork_hazards, held_generators, held_handles
+from feedline.cli.doctor.loader import (
+    SampleProbe,
+    errors,
+    examine,
+    fork_hazards,
+    held_generators,
+    held_handles,
+    slow_storage,
+)
 
 
 class Sound(Dataset[Any]):
@@ -114,6 +125,34 @@ def test_workers_that_draw_alike_are_found(dataset: Any, expected: dict[str, Sev
     state = torch.get_rng_state()
     assert severities(data.random_numbers(DataLoader(dataset, num_workers=2))) == expected
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Computing(Sound):
+    def __getitem__(self, index: int) -> Any:
+        end = time.thread_time() + 0.004
+        while time.thread_time() < end:
+            pass
+        return super().__getitem__(index)
+
+
+BUSY = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint(flush=True)\nwhile True: pass"
+
+
+def test_samples_that_other_programs_hold_up_do_not_wait_for_storage() -> None:
+    cpus = os.sched_getaffinity(0)
+    cpu = min(cpus)
+    with ExitStack() as programs:
+        for _ in range(3):
+            busy = subprocess.Popen([sys.executable, "-c", BUSY, str(cpu)], stdout=subprocess.PIPE)
+            programs.enter_context(busy)
+            programs.callback(busy.kill)
+            assert busy.stdout is not None
+            busy.stdout.readline()
+        os.sched_setaffinity(0, {cpu})
+        programs.callback(os.sched_setaffinity, 0, cpus)
+        samples = SampleProbe.read(DataLoader(Computing(), 4))
+    assert np.mean(samples.wall_s) > 0.008  # most of it for a CPU
+    assert list(slow_storage(samples)) == []
 
 
 def test_a_wrong_length_is_named_as_such() -> None:

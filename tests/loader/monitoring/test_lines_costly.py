@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 import threading
 import time
@@ -16,6 +17,13 @@ from undisturbed import blames_others
 import feedline as fl
 from feedline.errors import ArgumentError
 from feedline.loader.monitoring.lines import costly_lines
+
+TEXT = json.dumps({str(number): list(range(20)) for number in range(200)})
+
+
+def stack_slowly(samples: list[torch.Tensor]) -> torch.Tensor:
+    time.sleep(0.01)
+    return torch.stack(samples)
 
 
 class Slow(Dataset[torch.Tensor]):
@@ -42,6 +50,12 @@ class Locked(Slow):
         sum(range(1_500_000))  # the line: one call, in which nothing sees it
         time.sleep(0.005)
         return torch.zeros(2)
+
+
+class Parsed(Slow):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        texts = [json.loads(TEXT) for _ in range(20)]  # the line
+        return torch.zeros(len(texts))
 
 
 class Broken(Slow):
@@ -80,6 +94,25 @@ def test_a_line_that_computes_is_seen_though_it_keeps_pythons_lock() -> None:
 def test_a_call_that_keeps_pythons_lock_has_its_whole_time() -> None:
     first, *_ = costly_lines(fl.DataLoader(Locked(), batch_size=4), 0.3)
     assert first.where == f"test_lines_costly.py:{the_line(Locked)}"
+
+
+def test_lines_have_their_stage_and_the_library_that_they_call() -> None:
+    first, *_ = costly_lines(fl.DataLoader(Parsed(), batch_size=4), 0.3)
+    assert first.where == f"test_lines_costly.py:{the_line(Parsed)}"
+    assert (first.stage, first.library, first.is_own) == ("fetch", "json", True)
+    first, second, *_ = costly_lines(fl.DataLoader(Slow(), batch_size=2, collate_fn=stack_slowly), 0.3)
+    assert {first.stage, second.stage} == {"fetch", "collate"}
+    default, *_ = costly_lines(fl.DataLoader(TensorDataset(torch.zeros(64, 100_000)), batch_size=64), 0.3)
+    assert not default.is_own
+
+
+def test_the_costly_line_is_advised_on_request() -> None:
+    loader = fl.DataLoader(Slow(), batch_size=8)
+    for _ in loader:
+        pass
+    advised = [advice for advice in loader.report(lines=True).advice if "# the line" in advice.text]
+    assert len(advised) == 1
+    assert advised[0].gain > 1.5
 
 
 def test_a_verdict_names_lines_only_on_request() -> None:

@@ -49,6 +49,15 @@ def test_waiting_overlaps_without_limit(workers: int, expected: float) -> None:
     assert replay(batches(0.08), setting, Machine(1)) == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.parametrize("workers", [4, 6, 8, 10, 12])
+def test_workers_with_equal_tasks_do_not_compute_at_the_same_moments(workers: int) -> None:
+    pipeline = Pipeline(fetch=(20, 4), step=(1, 0), workers=workers, cpus=2)
+    expected = max(0.024 / workers, 0.002)
+    assert pipeline.run().period_s == pytest.approx(expected, rel=0.05)
+    period = replay(batches(0.02, 0.004, Task(0.001)), EngineSetting(workers, method=PROCESS), Machine(2))
+    assert period == pytest.approx(expected, rel=0.2)
+
+
 @pytest.mark.parametrize(("workers", "cpus", "expected"), [(2, 8, 0.04), (2, 2, 0.045), (8, 2, 0.045), (4, 1, 0.09)])
 def test_computing_shares_the_cpus_with_the_step(workers: int, cpus: float, expected: float) -> None:
     setting = EngineSetting(workers, method=PROCESS)
@@ -480,6 +489,43 @@ def test_waiting_of_threads_is_for_the_lock_unless_it_was_seen_outside(
     model = Model.of(measured, run.pipeline.context())
     processes = model.with_setting(replace(model.present.setting, method=PROCESS))
     assert model.gain(processes) == pytest.approx(gain, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("fetch", "step", "workers"), [((0, 8), (0, 4), 4), ((0, 4), (0, 4), 4), ((0, 16), (0, 6), 2), ((0, 8), (4, 2), 4)]
+)
+def test_steps_next_to_threads_wait_by_themselves_as_long_as_samples_saw_it(
+    fetch: tuple[int, int], step: tuple[int, int], workers: int
+) -> None:
+    run = Pipeline(fetch=fetch, step=step, workers=workers, method="thread", cpus=4, locks=True).run()
+    measured = replace(Measured.of(run.recent, run.stats), outside_share=0.0, lock_share=0.9)
+    own_share = step[0] / 1000 / measured.mean("step").wait_s
+    model = Model.of(replace(measured, step_outside_share=own_share), run.pipeline.context())
+    assert model.free_gain == pytest.approx(1000 * run.period_s / sum(step), rel=0.15)
+
+
+@pytest.mark.parametrize(("outside", "locked"), [(0.0, True), (0.85, False)])
+def test_many_threads_that_compute_are_not_taken_for_threads_that_wait(outside: float, locked: bool) -> None:
+    """By their clocks, eight threads under one lock wait for seven eighths of their time, as those of a slow server."""
+    run = Pipeline(fetch=(56, 8), step=(1, 0), workers=8, method="thread", cpus=16).run()
+    measured = replace(Measured.of(run.recent, run.stats), period_s=0.009, outside_share=outside, lock_share=0.9)
+    model = Model.of(replace(measured, step_outside_share=1.0), run.pipeline.context())
+    assert (model.measured.mean("fetch").wait_s == 0) == locked
+    assert (model.gain(model.with_setting(replace(model.present.setting, method=PROCESS))) > 2) == locked
+
+
+def test_what_is_left_without_a_lock_has_not_the_luck_of_its_queue() -> None:
+    """Every other batch waits long for the lock. Without it, all are equal."""
+    pipeline = Pipeline(
+        fetch=(44, 1), slow=lambda number: 0.6 + 0.8 * (number % 16 < 8), step=(1, 0), workers=4, cpus=4
+    )
+    run = pipeline.run()
+    measured = replace(Measured.of(run.recent, run.stats), contended_share=0.5)
+    model = Model.of(measured, pipeline.context())
+    ten = model.with_setting(replace(model.present.setting, num_workers=10))
+    gain = model.gain(ten._replace(change=BatchTimes.without_exclusion))
+    free = replace(pipeline, fetch=(21.5, 1), slow=lambda _: 1.0, workers=10)
+    assert gain == pytest.approx(model.now_s / free.run().period_s, rel=0.1)
 
 
 def test_processes_do_not_share_the_locks_of_threads() -> None:

@@ -26,7 +26,7 @@ from feedline.loader.report.measured import Measured
 from feedline.loader.report.model import Model
 from feedline.loader.report.remedy import LEAST_GAIN
 from feedline.loader.report.replay import PROCESS, BatchTimes, EngineSetting, Machine, Task, replay, replay_step
-from feedline.loader.report.sources import SampleSource
+from feedline.loader.report.sources import LineShare, SampleSource
 from feedline.loader.report.verdict import limiting_stage
 from feedline.workers.registry import INLINE, PROCESSES, THREADS
 
@@ -41,7 +41,7 @@ LIMITS: dict[str, tuple[Pipeline, str, str]] = {
     "computing fetch": (replace(BASE, fetch=(0, 60)), "fetch", "do less in Photos.__getitem__"),
     "waiting fetch": (replace(BASE, fetch=(60, 1)), "fetch", "num_workers="),
     "inline fetch": (replace(BASE, fetch=(0, 20), workers=0), "fetch", "num_workers="),
-    "slow collate": (replace(BASE, collate=(0, 50)), "collate", "collate"),
+    "slow collate": (replace(BASE, collate=(0, 50)), "collate", "fewer fields, or smaller ones"),
     "packing": (replace(BASE, serialize=(0, 50)), "serialize", "num_workers=0"),
     "receiving": (replace(BASE, receive=25), "receive", "num_workers=0"),
     "sampler": (replace(BASE, sample=40), "sample", "draw the order of an epoch at once"),
@@ -334,6 +334,50 @@ def test_a_known_library_gets_the_own_answer_with_its_line() -> None:
         "ImageFolder decodes less: Photos.__getitem__ uses Image.open (photos.py:31)" in str(advice)
         for advice in verdict.advice
     )
+
+
+def test_a_users_collate_function_is_named_and_the_default_one_is_not_advised_to_stack() -> None:
+    slow_collate = replace(BASE, collate=(0, 50))
+    own = verdict_of(slow_collate, collate_fn="pad_documents").advice
+    assert any("a cheaper pad_documents" in advice.text and "only stack or pad" in advice.text for advice in own)
+    assert not any("stack or pad" in advice.text for advice in verdict_of(slow_collate).advice)
+
+
+def test_the_line_that_takes_most_is_advised_and_the_own_answer_leaves_it() -> None:
+    pipeline = replace(BASE, fetch=(0, 60))
+    source = SampleSource("Image.open", "photos.py:31", "feedline.datasets.ImageFolder decodes less", "PIL")
+    lines = (
+        LineShare(0.6, "photos.py:40", "x = ndimage.rotate(x, angle)", "fetch", "scipy"),
+        LineShare(0.2, "photos.py:31", "x = np.array(Image.open(path))", "fetch", "PIL"),
+    )
+    verdict = verdict_of(pipeline, source=source, lines=lines)
+    line = next(advice for advice in verdict.advice if "photos.py:40, 60 % of building a batch" in advice.text)
+    own = next(advice for advice in verdict.advice if "ImageFolder" in advice.text)
+    assert line.basis == own.basis == "bound"
+    now_s = pipeline.run().period_s
+    assert line.gain == pytest.approx(now_s / replace(pipeline, fetch=(0, 24)).run().period_s, rel=0.15)
+    assert own.gain == pytest.approx(now_s / replace(pipeline, fetch=(0, 36)).run().period_s, rel=0.15)
+    whole = verdict_of(pipeline, source=source).advice
+    assert next(advice for advice in whole if "ImageFolder" in advice.text).gain > 1.5 * own.gain
+    reads = verdict_of(pipeline, source=source, lines=lines[1:]).advice
+    assert not any("do less in photos.py" in advice.text for advice in reads)
+
+
+def test_a_lock_is_not_also_advised_as_a_fetch() -> None:
+    run = replace(BASE, fetch=(60, 0), workers=4).run()
+    stats = replace(run.stats, contended_share=0.6)
+    advice = diagnose(stats, run.pipeline.context(), run.recent).advice
+    assert any("hold the lock in Photos.__getitem__" in each.text for each in advice)
+    assert not any("do less in" in each.text for each in advice)
+
+
+def test_no_workers_run_no_init_function() -> None:
+    packing = replace(BASE, serialize=(0, 50))
+    for initializes in (False, True):
+        (inline,) = (
+            a for a in verdict_of(packing, initializes=initializes).advice if a.arguments == {"num_workers": 0}
+        )
+        assert inline.text.endswith("worker_init_fn does not run then") == initializes
 
 
 def test_worker_processes_may_decode_faster_than_the_training_process() -> None:

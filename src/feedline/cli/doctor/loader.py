@@ -41,6 +41,7 @@ from feedline.core import tree
 from feedline.core.cgroups import Cgroup
 from feedline.core.dataset import has_traits
 from feedline.core.rng_globals import restoring_globals
+from feedline.core.telemetry import run_delay_ns
 from feedline.loader.report.stats import seconds, share, size
 from feedline.workers.transport.explain import explain_unpicklable
 
@@ -65,7 +66,7 @@ SLOW_S = 0.02
 
 
 WAITING_SHARE = 0.5
-"""Share of time off the CPU above which samples count as waiting."""
+"""Share of time in waits, other than for a CPU, above which samples count as waiting."""
 
 
 def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
@@ -118,7 +119,8 @@ class SampleProbe(NamedTuple):
 
     indices: list[Any]
     wall_s: list[float]
-    cpu_s: list[float]
+    wait_s: list[float]
+    """Part of `wall_s` in which the sample waited, and not for a CPU."""
     failures: list[tuple[Any, Exception]]
     nbytes: int
     """Bytes of tensors and arrays in the largest sample."""
@@ -150,7 +152,7 @@ class SampleProbe(NamedTuple):
             for index in keys_of(loader, MOST_SAMPLES):
                 if result.indices and perf_counter() > deadline:
                     break
-                began, cpu = perf_counter(), thread_time()
+                delay_ns, began, cpu = run_delay_ns(), perf_counter(), thread_time()
                 try:
                     with time_limit(STOPPING_S):
                         value = dataset[index]
@@ -162,7 +164,8 @@ class SampleProbe(NamedTuple):
                     continue
                 result.indices.append(index)
                 result.wall_s.append(perf_counter() - began)
-                result.cpu_s.append(thread_time() - cpu)
+                busy = thread_time() - cpu + (run_delay_ns() - delay_ns) / 1e9
+                result.wait_s.append(max(result.wall_s[-1] - busy, 0.0))
                 largest = max(largest, sum(array.nbytes for array in tree.arrays(value)))
                 shapes.add(tuple(tuple(array.shape) for array in tree.arrays(value)))
         return result._replace(nbytes=largest, differing=len(shapes) > 1)
@@ -243,9 +246,9 @@ def _shown(index: Any) -> str:
 
 def slow_storage(samples: SampleProbe) -> Iterator[Finding]:
     """Samples that wait for disk, network or a database rather than compute."""
-    wall, cpu = sum(samples.wall_s), sum(samples.cpu_s)
-    if samples.wall_s and wall - cpu > WAITING_SHARE * wall and np.median(samples.wall_s) > 1e-3:
-        evidence = f"samples wait {share((wall - cpu) / wall)} of their time (disk, network, locks)"
+    wall, waited = sum(samples.wall_s), sum(samples.wait_s)
+    if samples.wall_s and waited > WAITING_SHARE * wall and np.median(samples.wall_s) > 1e-3:
+        evidence = f"samples wait {share(waited / wall)} of their time (disk, network, locks)"
         remedy = "more workers than CPUs help here; cache= keeps objects of a store on this machine"
         yield Finding("storage", evidence, Severity.NOTE, remedy)
 
@@ -326,7 +329,8 @@ def fork_hazards(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
         yield Finding("fork", evidence, Severity.NOTE, "create its channels in the workers")
     threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if threads:
-        evidence = f"{len(threads)} threads run before the workers start: {', '.join(threads[:3])}"
+        run = "thread runs" if len(threads) == 1 else "threads run"
+        evidence = f"{len(threads)} {run} before the workers start: {', '.join(threads[:3])}"
         yield Finding("fork", evidence, Severity.NOTE, "start them after the loader's first batch")
 
 

@@ -19,6 +19,7 @@ from feedline.loader.monitoring.resources import affine_cpus
 from feedline.loader.partitions import is_partitioned
 from feedline.loader.pools import LoaderPools, builder_of
 from feedline.loader.report import Advice, Verdict, diagnose
+from feedline.loader.report.advice import advise
 from feedline.loader.report.incidents import grows
 from feedline.loader.report.verdict import copies_much
 
@@ -79,7 +80,13 @@ def verdict_of(loader: Any, monitor: Any, pools: LoaderPools, *, quick: bool, li
         copy_rates=None if quick or not copies_much(stats, recent) else measure_copy_rates(affine_cpus()),
     )
     verdict = replace(diagnose(stats, context, recent, quick=quick), write_page=monitor.write_page)
-    return with_lines(verdict, loader) if lines else verdict
+    if not lines:
+        return verdict
+    verdict = with_lines(verdict, loader)
+    if verdict.replayed is None or not verdict.lines:
+        return verdict
+    model = replace(verdict.replayed, context=replace(context, lines=verdict.lines))
+    return replace(verdict, advice=advise(model, stats))
 
 
 def with_lines(verdict: Verdict, loader: Any, seconds: float = SECONDS) -> Verdict:

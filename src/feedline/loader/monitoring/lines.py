@@ -9,17 +9,18 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, monotonic_ns
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
 from feedline.core.rng_globals import restoring_globals
 from feedline.core.torch_wrappers import batch_getter
-from feedline.loader.report.verdict import LineShare
+from feedline.loader.report.sources import LineShare
 
 SECONDS = 1.0
 """Time for which samples are read."""
@@ -58,18 +59,52 @@ def costly_lines(loader: DataLoader[Any], seconds: float = SECONDS) -> tuple[Lin
     """
     if isinstance(loader.dataset, IterableDataset):
         return ()
-    times = Counter[tuple[str, int]]()
+    times = _LineTimes()
     with restoring_globals(), _watching(times):
-        _read(loader, monotonic() + seconds)
-    total_ns = times.total()
-    return tuple(
-        LineShare(taken_ns / total_ns, f"{place[0].rpartition('/')[2]}:{place[1]}", linecache.getline(*place).strip())
-        for place, taken_ns in times.most_common(MOST_LINES)
-        if taken_ns >= LEAST_SHARE * total_ns and place[0]
-    )
+        _read(loader, monotonic() + seconds, times)
+    return tuple(times.shares())
 
 
-def _read(loader: DataLoader[Any], deadline: float) -> None:
+class _Line(NamedTuple):
+    """A line that a thread runs."""
+
+    path: str = ""
+    number: int = 0
+    is_own: bool = True
+    library: str = ""
+    """See `LineShare`."""
+
+
+@dataclass(slots=True)
+class _LineTimes:
+    """Nanoseconds of each line, by stage."""
+
+    stage: str = ""
+    """The stage that runs now; empty while none does."""
+    _times: Counter[tuple[str, _Line]] = field(default_factory=Counter)
+
+    def add(self, line: _Line, taken_ns: int) -> None:
+        """Add the time of a line in the present stage."""
+        self._times[self.stage, line] += taken_ns
+
+    def shares(self) -> Iterator[LineShare]:
+        """The lines with the largest shares, largest first."""
+        total_ns, places = self._times.total(), Counter[tuple[str, _Line]]()
+        for (stage, line), taken_ns in self._times.items():
+            places[stage, line._replace(library="")] += taken_ns
+        for (stage, line), taken_ns in places.most_common(MOST_LINES):
+            if taken_ns >= LEAST_SHARE * total_ns and line.path:
+                where = f"{line.path.rpartition('/')[2]}:{line.number}"
+                text = linecache.getline(line.path, line.number).strip()
+                yield LineShare(taken_ns / total_ns, where, text, stage, self._library(stage, line), line.is_own)
+
+    def _library(self, stage: str, line: _Line) -> str:
+        """The library in which a line spends most of its time."""
+        called = {each.library: ns for (of, each), ns in self._times.items() if (of, each[:3]) == (stage, line[:3])}
+        return max(called, key=called.__getitem__)
+
+
+def _read(loader: DataLoader[Any], deadline: float, times: _LineTimes) -> None:
     """Fetch and collate batches until the deadline."""
     dataset: Any = loader.dataset
     size = loader.batch_size or 1
@@ -78,26 +113,28 @@ def _read(loader: DataLoader[Any], deadline: float) -> None:
         return
     source, many = np.random.default_rng(0), batch_getter(dataset)
     while monotonic() < deadline:
+        times.stage = "fetch"
         indices = source.integers(0, length, min(size, length)).tolist()
         samples = many(indices) if many is not None else [dataset[index] for index in indices if monotonic() < deadline]
         if samples:
+            times.stage = "collate"
             loader.collate_fn(samples if loader._auto_collation else samples[0])
 
 
 @contextmanager
-def _watching(times: Counter[tuple[str, int]]) -> Iterator[None]:
+def _watching(times: _LineTimes) -> Iterator[None]:
     """Add up the nanoseconds of each line of this thread."""
     ended, watched = threading.Event(), threading.get_ident()
-    reads = False  # else the thread waits for the start or the end of the other
 
     def watch() -> None:
         latest_ns = monotonic_ns()
         while not ended.wait(INTERVAL_S):
-            line = _line_of(sys._current_frames().get(watched)) if reads else None
+            # Before and after its stages, the thread waits for the start or the end of this one.
+            line = _line_of(sys._current_frames().get(watched)) if times.stage else None
             now_ns = monotonic_ns()
             if line is not None:
                 # Not 1: while a thread that holds Python's lock has no CPU, no sample can be taken.
-                times[line] += now_ns - latest_ns
+                times.add(line, now_ns - latest_ns)
             latest_ns = now_ns
 
     watcher = threading.Thread(target=watch, name="feedline-lines", daemon=True)
@@ -105,31 +142,37 @@ def _watching(times: Counter[tuple[str, int]]) -> Iterator[None]:
     usual_s = sys.getswitchinterval()
     try:
         sys.setswitchinterval(min(SWITCH_S, usual_s))
-        reads = True
         yield
     finally:
-        reads = False
+        times.stage = ""
         sys.setswitchinterval(usual_s)
         ended.set()
         watcher.join()
 
 
-def _line_of(frame: FrameType | None) -> tuple[str, int]:
+def _line_of(frame: FrameType | None) -> _Line:
     """The innermost line of the user's code, else of a library.
 
-    ("", 0) if there is only feedline's code.
+    Empty if there is only feedline's code.
     """
-    of_library = "", 0
+    innermost, library = _Line(), ""
     while frame is not None:
         path = frame.f_code.co_filename
         if path == _INNERMOST_OF_OURS:
             break
         if not path.startswith(("<", _OWN)):
             if not path.startswith(_LIBRARIES):
-                return path, frame.f_lineno
-            of_library = of_library if of_library[0] else (path, frame.f_lineno)
+                return _Line(path, frame.f_lineno, True, library)
+            innermost = innermost if innermost.path else _Line(path, frame.f_lineno, False)
+            library = _module_of(path)
         frame = frame.f_back
-    return of_library
+    return innermost
+
+
+def _module_of(path: str) -> str:
+    """Top-level module of a library's file."""
+    folder = max((each for each in _LIBRARIES if path.startswith(each)), key=len)
+    return path[len(folder) + 1 :].partition("/")[0].removesuffix(".py")
 
 
 _INNERMOST_OF_OURS = __file__

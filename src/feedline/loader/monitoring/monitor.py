@@ -64,8 +64,8 @@ MOST_NS = 2_000_000_000
 
 _OF_NOW = (
     "stores", "epoch", "position", "length", "ready", "in_flight", "worker_nbytes", "worker_growth_nbytes",
-    "padding_share", "throttled_share", "contended_share", "outside_share", "gpu_utilization", "others_cpus",
-    "workers", "restarts", "skipped", "latest_skipped",
+    "padding_share", "throttled_share", "contended_share", "outside_share", "step_outside_share", "gpu_utilization",
+    "others_cpus", "workers", "restarts", "skipped", "latest_skipped",
 )  # fmt: skip
 """Figures of the present that a verdict on the previous epoch also uses."""
 
@@ -221,6 +221,7 @@ class Monitor:
             "gpu_utilization": machine.gpu_utilization,
             "contended_share": pool.contended_share,
             "outside_share": pool.outside_share,
+            "step_outside_share": pool.step_outside_share,
             "others_cpus": self._machine.others_cpus,
             "latest_skipped": quarantine.latest,
         }

@@ -14,6 +14,7 @@ from feedline.loader.report.model import Case, Gain, Model
 from feedline.loader.report.parts import dominant_part
 from feedline.loader.report.remedy import LEAST_GAIN, Advice, Basis, upper_bound
 from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, EngineSetting, Task
+from feedline.loader.report.sources import LineShare, SampleSource
 from feedline.loader.report.stats import Stats, count, seconds, share, size
 from feedline.workers.registry import find_pool
 
@@ -200,6 +201,7 @@ def other_pools(model: Model, _: Stats) -> Iterator[Advice]:
     if setting.method != INLINE and not context.adapts:
         sent_s = sum(model.measured.mean(stage).alone_s for stage in ("serialize", "receive")) + model.machine.latency_s
         text = f"a batch costs {seconds(sent_s)} on its way from the worker, and {_building(model)} to build"
+        text += "; worker_init_fn does not run then" if context.initializes else ""
         case = model.with_setting(EngineSetting())
         yield from _advice(model, case, text, {"num_workers": 0}, *doubtful_cases(model, case))
 
@@ -224,13 +226,20 @@ _SAMPLERS = {
 }
 
 
-def cheaper_collate(model: Model, _: Stats) -> Iterator[Advice]:
+def cheaper_collate(model: Model, stats: Stats) -> Iterator[Advice]:
     """A collate function that takes no time."""
-    name = model.context.collate_fn or "default collate"
-    text = (
-        f"a cheaper {name}: it takes {seconds(model.measured.mean('collate').alone_s)} a batch; let the dataset return "
-        "arrays, and only stack or pad them there (feedline.collate)"
-    )
+    name, takes = model.context.collate_fn, f"takes {seconds(model.measured.mean('collate').alone_s)} a batch"
+    if name:
+        text = (
+            f"a cheaper {name}: it {takes}; let the dataset return arrays, and only stack or pad them there "
+            "(feedline.collate)"
+        )
+    else:
+        copied = f" of {size(stats.delivered_nbytes)}" if stats.delivered_nbytes else ""
+        text = (
+            "fewer fields, or smaller ones such as uint8 and float16, converted after the loader: the copy of samples "
+            f"into a batch{copied} {takes}"
+        )
     yield from upper_bound(model, "collate", text)
 
 
@@ -279,10 +288,7 @@ def cheaper_part(model: Model, stats: Stats) -> Iterator[Advice]:
         TRANSFORM: f"a cheaper transform for {dataset}: store its results, or use the device (Delivery(transform=...))",
     }
     answer = answers.get(part.stage, f"faster storage for {dataset}")
-    case = model.present._replace(change=lambda batch: batch.scale("fetch", 1 - part.share))
-    if model.gain(case) >= LEAST_GAIN:
-        gain = model.range_of(case)
-        yield Advice(f"{answer}: {takes}", {}, gain.gain, 1.0, gain.high, "bound")
+    yield from _less_fetching(model, part.share, f"{answer}: {takes}")
 
 
 def cheaper_fetch(model: Model, stats: Stats) -> Iterator[Advice]:
@@ -290,11 +296,15 @@ def cheaper_fetch(model: Model, stats: Stats) -> Iterator[Advice]:
     context, source = model.context, model.context.source
     if dominant_part(stats, "fetch") is not None and not source.own_reader:  # of which `cheaper_part` says more
         return
+    if model.measured.mean("fetch").held_s and not source.own_reader:  # of which `less_locking` says more
+        return
     method = f"{context.dataset}.{context.reads_by}"
     if source.own_reader:
         where = f" ({source.where})" if source.where else ""
         text = f"{source.own_reader}: {method} uses {source.call}{where}"
-    elif context.fetches_many or context.reads_by != "__getitem__":
+        yield from _less_fetching(model, 1 - _other_share(model), text)
+        return
+    if context.fetches_many or context.reads_by != "__getitem__":
         text = f"do less in {method}: decode only what is used, and store results that never change"
     else:
         text = (
@@ -302,6 +312,47 @@ def cheaper_fetch(model: Model, stats: Stats) -> Iterator[Advice]:
             "rows of arrays"
         )
     yield from upper_bound(model, "fetch", text)
+
+
+def costliest_line(model: Model, _: Stats) -> Iterator[Advice]:
+    """The line that takes most of a fetch, if it took no time.
+
+    None where the line belongs to the way of reading that other advice replaces.
+    """
+    source = model.context.source
+    line = next((line for line in model.context.lines if line.stage == "fetch" and line.is_own), None)
+    if line is None or (source.own_reader and not _is_other(line, source)):
+        return
+    text = f"do less in {line.where}, {share(line.share)} of building a batch: {line.text}"
+    yield from _less_fetching(model, _share_of_fetch(model, line.share), text)
+
+
+def _less_fetching(model: Model, part: float, text: str) -> Iterator[Advice]:
+    """Advice that would remove a part of the fetch, if that gains enough."""
+    case = model.present._replace(change=lambda batch: batch.scale("fetch", 1 - part))
+    if model.gain(case) >= LEAST_GAIN:
+        gain = model.range_of(case)
+        yield Advice(text, {}, gain.gain, 1.0, gain.high, "bound")
+
+
+def _other_share(model: Model) -> float:
+    """Share of the fetch in which lines call other libraries than the one that reads; 0 if that one was not seen."""
+    lines, source = model.context.lines, model.context.source
+    if all(line.library != source.library and line.where != source.where for line in lines):
+        return 0.0
+    others = (line.share for line in lines if line.stage == "fetch" and _is_other(line, source))
+    return _share_of_fetch(model, sum(others))
+
+
+def _is_other(line: LineShare, source: SampleSource) -> bool:
+    """True for a line that calls another library than the one that reads."""
+    return bool(line.library) and line.library != source.library and line.where != source.where
+
+
+def _share_of_fetch(model: Model, part: float) -> float:
+    """A share of fetching and collating, as one of fetching."""
+    fetch_s, collate_s = (model.measured.mean(stage).alone_s for stage in ("fetch", "collate"))
+    return min(part * (fetch_s + collate_s) / fetch_s, 1.0) if fetch_s else 0.0
 
 
 def less_locking(model: Model, stats: Stats) -> Iterator[Advice]:
@@ -379,6 +430,7 @@ _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
     cached_objects,
     cheaper_part,
     cheaper_fetch,
+    costliest_line,
 )
 
 

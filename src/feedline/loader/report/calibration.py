@@ -79,7 +79,7 @@ def _with_contention(measured: Measured, setting: EngineSetting) -> Measured:
     """Separate waiting for a lock of other workers from other waiting.
 
     Workers that often wait for each other keep the lock in use: one of n holds it at any time, so a batch holds it for
-    an n-th of its time.
+    an n-th of its time. Batches differ by their luck in the queue for the lock, so the other waiting counts as equal.
     """
     workers, waited = setting.num_workers, measured.contended_share
     fetch = measured.mean("fetch")
@@ -87,14 +87,12 @@ def _with_contention(measured: Measured, setting: EngineSetting) -> Measured:
         return measured
     built_s = sum(measured.mean(stage).alone_s for stage in BUILD_STAGES)
     lock_s = min(waited * built_s, fetch.wait_s)
-    left, held = 1 - lock_s / fetch.wait_s, 1 / workers
+    left_s, held = fetch.wait_s - lock_s, 1 / workers
 
     def separated(batch: BatchTimes) -> BatchTimes:
         task = batch.work.get("fetch", Task())
         whole_s = sum(each.alone_s for each in batch.work.values())
-        return replace(
-            batch, work={**batch.work, "fetch": task._replace(wait_s=left * task.wait_s, held_s=held * whole_s)}
-        )
+        return replace(batch, work={**batch.work, "fetch": task._replace(wait_s=left_s, held_s=held * whole_s)})
 
     return replace(measured, batches=tuple(map(separated, measured.batches)))
 
@@ -177,7 +175,10 @@ def is_throttled(measured: Measured, context: Context) -> bool:
 def _mostly_waits(measured: Measured) -> bool:
     """True if worker threads mostly wait for files or servers."""
     work = [measured.mean(stage) for stage in BUILD_STAGES]
-    return sum(task.wait_s for task in work) > sum(task.cpu_s for task in work) / _LOCKED
+    wait_s = sum(task.wait_s for task in work)
+    if measured.outside_share is not None:  # many threads that compute wait for the lock as long as others for servers
+        wait_s = min(wait_s, _outside_s(measured))
+    return wait_s > sum(task.cpu_s for task in work) / _LOCKED
 
 
 def _waits_for_lock(measured: Measured, setting: EngineSetting) -> bool:
@@ -198,8 +199,11 @@ def _waits_for_lock(measured: Measured, setting: EngineSetting) -> bool:
 def _with_locked_steps(measured: Measured, setting: EngineSetting, machine: Machine) -> Measured:
     """The recording, with steps without their waits for Python's lock.
 
-    A replay with the lock then gives the measured steps. Where some steps never stop, none waits for anything else.
+    Samples tell them apart. Without samples, a replay with the lock gives the measured steps. Where some steps never
+    stop, none waits for anything else.
     """
+    if measured.step_outside_share is not None:
+        return _scale_steps(measured, measured.step_outside_share)
     if _some_never_stop(measured):
         own_s, waited_s = _beyond_lock_s(measured, setting), measured.mean("step").wait_s
         return _scale_steps(measured, min(own_s / waited_s, 1.0)) if waited_s else measured
@@ -369,6 +373,8 @@ def _with_late_steps(
     A step that sleeps is woken late if other tasks have the CPUs. That is not waiting for data.
     """
     late_s = min(missing_s, measured.step_s - replay_step(measured.batches, setting, machine))
+    if measured.step_outside_share is not None:  # a step that hardly sleeps is not woken late
+        late_s *= measured.step_outside_share
     if late_s <= 0:
         return measured, 0.0
     return replace(measured, batches=tuple(batch.with_longer_step(late_s) for batch in measured.batches)), late_s

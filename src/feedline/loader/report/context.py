@@ -19,7 +19,7 @@ from feedline.loader.device import Delivery
 from feedline.loader.monitoring.resources import available_cpus
 from feedline.loader.partitions import is_partitioned
 from feedline.loader.report.replay import INLINE, PROCESS, THREAD, EngineSetting, Task
-from feedline.loader.report.sources import SampleSource, shards_itself, source_of
+from feedline.loader.report.sources import LineShare, SampleSource, shards_itself, source_of
 from feedline.samplers import Shuffled
 from feedline.workers.base import PoolKind
 from feedline.workers.registry import INLINE as INLINE_POOL
@@ -78,6 +78,10 @@ class Context:
     """Batches per epoch; None where unknown."""
     source: SampleSource = field(default_factory=SampleSource)
     """Library call with which the dataset reads its samples."""
+    lines: tuple[LineShare, ...] = ()
+    """The lines that take the time of samples; empty if they were not asked for."""
+    initializes: bool = False
+    """True if workers run the user's `worker_init_fn`."""
     accelerates: bool = False
     """True if worker processes decode Pillow's JPEGs by feedline's kernels, which other pools do not."""
     sending: SendingCost | None = None
@@ -140,6 +144,7 @@ def context_of(loader: Any, builder: Any, kind: PoolKind, kind_with_workers: Poo
         collate_fn=_collate_fn_of(loader),
         epoch_batches=_length_of(loader),
         source=source,
+        initializes=loader.worker_init_fn is not None,
         accelerates=bool(loader._fl.accelerate) and source.library == "PIL",
     )
 

@@ -64,6 +64,8 @@ class Measured:
     """Share of the workers' time spent waiting for a lock that another worker holds."""
     outside_share: float | None = None
     """Share of the time of worker threads spent waiting for files, networks and their own threads; None if unknown."""
+    step_outside_share: float | None = None
+    """Share of the waits of steps that are not for Python's lock; None if unknown."""
     step_waits: float = 0.0
     """Number of times that a step stops to wait."""
     step_stops: tuple[tuple[int, float], ...] = ()
@@ -105,6 +107,7 @@ class Measured:
             lock_share=stats.lock_share,
             contended_share=stats.contended_share or 0.0,
             outside_share=stats.outside_share,
+            step_outside_share=stats.step_outside_share,
             step_waits=stats.step_waits,
             step_stops=tuple(table.stops for table in later if table.stops is not None),
             delay=delay,

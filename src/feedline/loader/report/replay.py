@@ -12,6 +12,8 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any, NamedTuple, Self
 
+from feedline.workers.wait_samples import GOLDEN
+
 INLINE, THREAD, PROCESS = "inline", "thread", "process"
 
 
@@ -159,11 +161,20 @@ ONE_KIND_SHARE = 0.05
 """Share below which the smaller of waiting and computing does not divide a task."""
 
 
-def _phases(task: Task) -> Sequence[_TaskPhase]:
+def _phases(task: Task, later: float = 0.0) -> Sequence[_TaskPhase]:
+    """Waits and computing of a task; `later` is the part of its first wait that comes last instead.
+
+    Workers with equal tasks would else compute at the same moments, and wait at the same moments, for ever: they share
+    CPUs evenly. A system lets one of them compute before the others, which parts them.
+    """
     wait_s, cpu_s, width, _, copying = task
     if min(wait_s, cpu_s) <= ONE_KIND_SHARE * (wait_s + cpu_s):
         return (_TaskPhase(wait_s, cpu_s, width, copying),)
-    return (_TaskPhase(wait_s / PIECES, cpu_s / PIECES, width, copying),) * PIECES
+    piece = _TaskPhase(wait_s / PIECES, cpu_s / PIECES, width, copying)
+    if not later:
+        return (piece,) * PIECES
+    first = piece._replace(wait_s=(1 - later) * piece.wait_s)
+    return (first, *(piece,) * (PIECES - 1), _TaskPhase(later * piece.wait_s))
 
 
 @dataclass(slots=True)
@@ -254,7 +265,9 @@ class _Engine:
         self._is_locked = locked >= LOCKED_SHARE
         self._clock = _SimulatedClock(min(machine.cpus, 1 / locked) if locked else machine.cpus, machine.copiers)
         self._batches, self._setting, self._machine = batches, setting, machine
-        self._work = [_phases(sum(batch.work.values(), NO_TASK)) for batch in batches]
+        self._work = [
+            _phases(sum(batch.work.values(), NO_TASK), turn * GOLDEN % 1.0) for turn, batch in enumerate(batches)
+        ]
         workers = 0 if setting.method == INLINE else setting.num_workers
         self._queues: list[deque[int]] = [deque() for _ in range(workers if setting.round_robin and workers else 1)]
         self._idle: list[list[int]] = [[] for _ in self._queues]
@@ -337,7 +350,7 @@ class _Engine:
 
     def _step(self, step: Task) -> _Process:
         """A step, which takes a CPU or the lock after each wait."""
-        if step.wait_s <= 0 or not (self._is_locked or self._machine.slice_s):
+        if not (self._is_locked or (self._machine.slice_s and step.wait_s > 0)):
             yield from _phases(step)
             return
         late_s, takes = self.late_s, self._machine.lock_takes if self._is_locked else self._machine.step_wakes

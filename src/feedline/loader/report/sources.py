@@ -68,6 +68,21 @@ class SampleSource:
     """Top-level module of the call, such as "PIL"."""
 
 
+class LineShare(NamedTuple):
+    """A line of the user's code, with its share of the time."""
+
+    share: float
+    where: str
+    """File and line, such as "data.py:31"."""
+    text: str
+    stage: str = "fetch"
+    """The stage in which the line runs."""
+    library: str = ""
+    """Top-level module that the line calls, such as "PIL"; empty if unknown, as for calls of C code."""
+    is_own: bool = True
+    """False for a line of a library that no line of the user's has called."""
+
+
 def source_of(dataset: Any) -> SampleSource:
     """A known library call with which a dataset reads its samples.
 

@@ -182,6 +182,10 @@ class Stats:
     """Share of the time of worker threads spent waiting for files, networks and their own threads, 0 to 1, from
     samples; None if unknown, and without worker threads.
     """
+    step_outside_share: float | None = None
+    """Share of the waits of the loop's own work that are not for Python's lock, 0 to 1, from samples; None if unknown,
+    and without worker threads.
+    """
     gpu_utilization: float | None = None
     """Share of the latest second of the loop in which its GPU computed, 0 to 1, by NVML; None if unknown."""
     since_epoch: Stats | None = None

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, replace
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 from feedline.core.telemetry import Span
 from feedline.core.wrapping import WIDTH, columns, printable
@@ -22,6 +22,7 @@ from feedline.loader.report.model import Gain, Model
 from feedline.loader.report.parts import STAGES_WITH_PARTS, dominant_part, sentence
 from feedline.loader.report.remedy import LEAST_GAIN, Advice
 from feedline.loader.report.replay import INLINE, LEAST_REPLAYED, MAIN_STAGES, NO_TASK, THREAD, BatchTimes, Task
+from feedline.loader.report.sources import LineShare
 from feedline.loader.report.stats import Stats, count, seconds, share, size
 
 FEW_BATCHES = 10
@@ -62,15 +63,6 @@ _NOTHING_S = 1e-9
 
 PageWriter = Callable[["str | os.PathLike[str]", "Verdict"], None]
 """Writes the page on a run to a path."""
-
-
-class LineShare(NamedTuple):
-    """A line of the user's code, with its share of the time."""
-
-    share: float
-    where: str
-    """File and line, such as "data.py:31"."""
-    text: str
 
 
 @dataclass(frozen=True)

@@ -201,10 +201,15 @@ def describe_stuck(pid: int, inherited: InheritedLocks, workers: str) -> str:
     names = ", ".join(map(repr, inherited.threads)) or "none of Python"
     return (
         f"{who} (pid {pid}) waits for a lock that nothing can release: it was held when the training process was"
-        f" forked, by the forking thread or by one of these: {names}, and {inherited.native_threads} native threads."
+        f" forked, by the forking thread or by one of these: {names}, and {_native(inherited)}."
         " Start threads after the workers, or choose multiprocessing_context='forkserver', which inherits no locks.\n"
         f"{workers}"
     )
+
+
+def _native(inherited: InheritedLocks) -> str:
+    number = inherited.native_threads
+    return "1 native thread" if number == 1 else f"{number} native threads"
 
 
 def _is_endless(call: list[str]) -> bool:
