@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from io import StringIO
 from math import inf
 from pathlib import Path
+from time import sleep
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from feedline.cli.bench import command, show
-from feedline.cli.bench.sweep import Sweep, Threshold, default_workers, recommend, settings_of
+from feedline.cli.bench.sweep import MOST_WORKERS, Sweep, Threshold, default_workers, further, recommend, settings_of
 from feedline.cli.bench.trial import FIGURES, Round, Setting, Trial, measure
 from feedline.cli.doctor.findings import Marks
 from feedline.cli.target import as_feedline
@@ -35,6 +36,17 @@ class Numbers(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.full((4,), float(index))
+
+
+class Waiting(Numbers):
+    """Samples that wait, as for a server."""
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        sleep(0.01)
+        return super().__getitem__(index)
 
 
 class Broken(Numbers):
@@ -72,6 +84,36 @@ def test_rounds_are_interleaved_and_skip_what_the_loader_already_is() -> None:
     trials = sweep.run(loader, lambda _, done, total: seen.append(total - done))
     assert seen == [4, 3, 2, 1, 0]
     assert [len(part.rounds) for part in trials] == [2, 2]
+
+
+def test_more_workers_are_measured_while_they_help() -> None:
+    counts = [0, 2, 4]
+    trials = [trial(rate, num_workers=count) for count, rate in zip(counts, [10, 20, 40], strict=True)]
+    for each, count in zip(trials, counts, strict=True):
+        each.num_workers = count
+    found = further([*trials, trial(90, is_torch=True)])
+    assert found is not None
+    assert (found[0], found[1].num_workers) == (trials[2], 8)
+    assert further([*trials, Trial(Setting(8), error="no memory")]) is None
+    assert further([*trials, trial(21, num_workers=3)]) is not None
+    slower = trial(39, num_workers=8)
+    slower.num_workers = 8
+    assert further([*trials, slower]) is None
+    assert further(trials[:1]) is None
+    assert further([Trial(Setting(2), error="no data")]) is None
+    trials[2].num_workers = MOST_WORKERS
+    assert further(trials) is None
+
+
+def test_a_loader_that_waits_gets_more_workers_than_listed() -> None:
+    settings = (Setting(), Setting(0), Setting(1, "thread"))
+    loader = TorchDataLoader(Waiting(), batch_size=4)
+    sweep = Sweep(settings, rounds=1, seconds=0.2)
+    assert [each.num_workers for each in sweep.run(loader, silent)] == [0, 1]
+    # One worker is no faster than none, which waits as long for each sample.
+    trials = sweep._replace(settings=(*settings, Setting(2, "thread")), extends=True).run(loader, silent)
+    assert max(each.num_workers or 0 for each in trials) >= 4
+    assert [len(each.rounds) for each in trials if each.num_workers == 2] == [2]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

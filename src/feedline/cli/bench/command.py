@@ -104,7 +104,8 @@ def save(outcome: Outcome, sweep: Sweep, svg: Path | None, as_json: Path | None)
 def command(
     target: Loader,
     workers: Annotated[
-        str | None, typer.Option(help="Worker counts, such as 0,2,4. Default: up to twice the CPUs.")
+        str | None,
+        typer.Option(help="Worker counts, such as 0,2,4. Default: up to twice the CPUs, or as many as help."),
     ] = None,
     method: Annotated[list[str] | None, typer.Option(help="A worker_method to try. Repeat it for more.")] = None,
     prefetch: Annotated[str, typer.Option(help="Values of prefetch_factor, such as 2,4.")] = "",
@@ -130,7 +131,8 @@ def command(
     counts = default_workers() if workers is None else parse_numbers(workers, "--workers", 0)
     sizes = parse_numbers(prefetch, "--prefetch", 1), parse_numbers(batch_size, "--batch-size", 1)
     thresholds = [Threshold.parse(text) for text in fail_if or ()]
-    sweep = Sweep(settings_of(counts, method or (), *sizes), rounds, seconds, parse_step(step))
+    settings = settings_of(counts, method or (), *sizes)
+    sweep = Sweep(settings, rounds, seconds, parse_step(step), extends=workers is None)
     outcome = run(target, sweep, thresholds, Console(stderr=True))
     save(outcome, sweep, svg, out)
     if as_json:

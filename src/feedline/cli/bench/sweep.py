@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -22,6 +23,14 @@ GOOD_WAIT_SHARE = 0.05
 """Wait share up to which a loop keeps its device busy."""
 
 
+GROWTH = 1.1
+"""Gain of the most workers over fewer ones from which twice as many are measured, too."""
+
+
+MOST_WORKERS = 64
+"""Workers beyond which no sweep goes by itself."""
+
+
 class Sweep(NamedTuple):
     """Settings to measure, and how long."""
 
@@ -31,6 +40,8 @@ class Sweep(NamedTuple):
     """Seconds per round and setting, without start-up."""
     step_s: float = 0.0
     """Duration of a simulated training step."""
+    extends: bool = False
+    """True to double the largest number of workers while that helps."""
 
     def run(self, loader: TorchDataLoader[Any], step: Callable[[str, int, int], None]) -> list[Trial]:
         """Measure all settings in turn, round by round.
@@ -39,12 +50,20 @@ class Sweep(NamedTuple):
         """
         own = loader.num_workers
         trials = [Trial(setting) for setting in self.settings if setting != Setting(own)]  # that is "as is"
+        self._measure(trials, loader, partial(step, "measuring"))
+        while self.extends and (found := further(trials)) is not None:
+            most, setting = found
+            trials.append(Trial(setting))
+            # The former best again, in turn: only rounds of the same minutes can be compared.
+            self._measure([most, trials[-1]], loader, partial(step, f"{setting.num_workers} workers"))
+        return trials
+
+    def _measure(self, trials: Sequence[Trial], loader: TorchDataLoader[Any], step: Callable[[int, int], None]) -> None:
         total = self.rounds * len(trials)
-        step("measuring", 0, total)
+        step(0, total)
         for number in range(total):
             trials[number % len(trials)].run(loader, self.seconds, self.step_s)
-            step("measuring", number + 1, total)
-        return trials
+            step(number + 1, total)
 
 
 def settings_of(
@@ -67,10 +86,27 @@ def settings_of(
 def default_workers(cpus: int | None = None) -> list[int]:
     """Worker counts to measure: 0, powers of two, and twice the CPUs.
 
-    More workers than CPUs help samples that wait.
+    More workers than CPUs help samples that wait; `Sweep.extends` finds how many.
     """
     most = 2 * (cpus or usable_cpus())
     return [0, *sorted({1, *(1 << power for power in range(1, 8) if 1 << power <= most), most})]
+
+
+def further(trials: Sequence[Trial]) -> tuple[Trial, Setting] | None:
+    """The fastest trial and its setting with twice the workers.
+
+    None if fewer workers are nearly as fast, or if more were tried.
+    """
+    counts = [trial.num_workers or trial.setting.num_workers or 0 for trial in trials if not trial.setting.is_torch]
+    ran = [trial for trial in trials if trial.rounds and not trial.setting.is_torch]
+    if not ran:
+        return None
+    best = max(ran, key=lambda trial: trial.samples_per_s)
+    number = best.num_workers or 0
+    fewer = [trial.samples_per_s for trial in ran if (trial.num_workers or 0) < number]
+    if not fewer or best.samples_per_s < GROWTH * max(fewer) or max(counts) > number or 2 * number > MOST_WORKERS:
+        return None
+    return best, best.setting._replace(num_workers=2 * number)
 
 
 def recommend(trials: Iterable[Trial], step_s: float) -> Trial | None:
