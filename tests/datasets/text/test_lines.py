@@ -435,8 +435,9 @@ class TestCSV:
             CSV(tmp_path)
 
     def test_bad_files_and_columns_are_named(self, tmp_path: Path) -> None:
-        with pytest.raises(SampleError, match=r"empty\.csv is empty; its first row"):
-            CSV(written(tmp_path / "empty.csv", ""))
+        for content in ("", "\n\n", "\r\r"):
+            with pytest.raises(SampleError, match=r"empty\.csv is empty; its first row"):
+                CSV(written(tmp_path / "empty.csv", content))
         with pytest.raises(SampleError, match=r"twice\.csv: the first row names a column twice"):
             CSV(written(tmp_path / "twice.csv", "x,x\n"))
         with pytest.raises(ArgumentError, match=r"column 'z' is not in .*t\.csv; there are x, y"):

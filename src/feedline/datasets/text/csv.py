@@ -217,7 +217,7 @@ def _describe_csv_error(error: csv.Error) -> str:
 
 
 def _header(row: bytes, path: str, dialect: Mapping[str, Any], encoding: str) -> list[str]:
-    if not row:
+    if not row.strip(b"\r\n"):
         raise SampleError(f"{path} is empty; its first row has to name the columns")
     try:
         names = _parse_row(row.decode(encoding), dialect)
