@@ -166,9 +166,9 @@ class ThreadSamples(SampleTimes):
 
     @property
     def step_outside_share(self) -> float | None:
-        """Share of the time without Python's lock in which a step waits for something else, such as a device.
+        """Share of a step's waits that are not for Python's lock.
 
-        None before enough samples.
+        They are for a device, for example. None before enough samples.
         """
         return self._steps_outside / self._steps if self._steps >= _LEAST_SAMPLES else None
 

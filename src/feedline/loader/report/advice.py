@@ -315,9 +315,9 @@ def cheaper_fetch(model: Model, stats: Stats) -> Iterator[Advice]:
 
 
 def costliest_line(model: Model, _: Stats) -> Iterator[Advice]:
-    """The line that takes most of a fetch, if it took no time.
+    """The line that takes most of a fetch, without its time.
 
-    None where the line belongs to the way of reading that other advice replaces.
+    No advice where the line belongs to the way of reading that other advice replaces.
     """
     source = model.context.source
     line = next((line for line in model.context.lines if line.stage == "fetch" and line.is_own), None)
@@ -328,7 +328,7 @@ def costliest_line(model: Model, _: Stats) -> Iterator[Advice]:
 
 
 def _less_fetching(model: Model, part: float, text: str) -> Iterator[Advice]:
-    """Advice that would remove a part of the fetch, if that gains enough."""
+    """Advice to remove a part of the fetch, if worthwhile."""
     case = model.present._replace(change=lambda batch: batch.scale("fetch", 1 - part))
     if model.gain(case) >= LEAST_GAIN:
         gain = model.range_of(case)
@@ -336,7 +336,10 @@ def _less_fetching(model: Model, part: float, text: str) -> Iterator[Advice]:
 
 
 def _other_share(model: Model) -> float:
-    """Share of the fetch in which lines call other libraries than the one that reads; 0 if that one was not seen."""
+    """Share of the fetch in which lines call other libraries.
+
+    0 if no line calls the one that reads.
+    """
     lines, source = model.context.lines, model.context.source
     if all(line.library != source.library and line.where != source.where for line in lines):
         return 0.0
@@ -345,7 +348,7 @@ def _other_share(model: Model) -> float:
 
 
 def _is_other(line: LineShare, source: SampleSource) -> bool:
-    """True for a line that calls another library than the one that reads."""
+    """True for a line that calls another library."""
     return bool(line.library) and line.library != source.library and line.where != source.where
 
 

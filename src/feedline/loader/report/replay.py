@@ -162,10 +162,11 @@ ONE_KIND_SHARE = 0.05
 
 
 def _phases(task: Task, later: float = 0.0) -> Sequence[_TaskPhase]:
-    """Waits and computing of a task; `later` is the part of its first wait that comes last instead.
+    """Waits and computing of a task.
 
-    Workers with equal tasks would else compute at the same moments, and wait at the same moments, for ever: they share
-    CPUs evenly. A system lets one of them compute before the others, which parts them.
+    `later` is the part of its first wait that comes last instead. Workers with equal tasks would else compute at the
+    same moments, and wait at the same moments, for ever: they share CPUs evenly. A system lets one of them compute
+    before the others, which parts them.
     """
     wait_s, cpu_s, width, _, copying = task
     if min(wait_s, cpu_s) <= ONE_KIND_SHARE * (wait_s + cpu_s):
