@@ -14,6 +14,7 @@ from feedline.cli.bench.trial import FIGURES, Setting, Trial
 from feedline.core.units import DECIMAL
 from feedline.errors import ArgumentError
 from feedline.loader.monitoring.resources import usable_cpus
+from feedline.loader.report.advice import WORKER_COUNTS
 
 ENOUGH_SHARE = 0.97
 """Share of the best rate that is enough to recommend a smaller setting."""
@@ -27,7 +28,7 @@ GROWTH = 1.1
 """Gain of the most workers over fewer ones from which twice as many are measured, too."""
 
 
-MOST_WORKERS = 64
+MOST_WORKERS = WORKER_COUNTS[-1]
 """Workers beyond which no sweep goes by itself."""
 
 
