@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tokenize
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -218,7 +218,7 @@ class SourceTree:
         return [
             Arrow(file.module, imported, line)
             for file in self.files
-            for name, line in imported_names(file.tree)
+            for name, line in imported_names(file.nodes)
             if (imported := self._module(name)) is not None and imported != file.module
         ]
 
@@ -247,9 +247,9 @@ class SourceTree:
         return dotted
 
 
-def imported_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Absolute names that a file imports, with lines; also the text given to `import_module`."""
-    for node in ast.walk(tree):
+def imported_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    """Absolute names that syntax nodes import, with lines; also the text given to `import_module`."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

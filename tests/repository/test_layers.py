@@ -43,7 +43,7 @@ def _names_in_functions(file: house.SourceFile) -> Iterator[tuple[str, int]]:
     for function in file.functions:
         for node in ast.walk(function):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
-                yield from house.imported_names(ast.Module([node], []))
+                yield from house.imported_names([node])
 
 
 @pytest.fixture(scope="module")

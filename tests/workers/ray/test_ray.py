@@ -26,7 +26,6 @@ from feedline.workers import POOLS, ray_pool, register_pool, unregister_pool
 from feedline.workers.ray import members
 
 pytestmark = [
-    pytest.mark.alone,  # Ray gives up on a node that has not started after 30 s
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),
     pytest.mark.timeout(900),  # each actor imports torch, which takes a minute on a machine with ten times its load
 ]
