@@ -69,6 +69,11 @@ class BatchTimes:
     """The transform on the device."""
     step: Task = NO_TASK
     """The loop's own work."""
+    whole_work: Task = field(init=False, repr=False, compare=False)
+    """The sum of `work`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "whole_work", sum(self.work.values(), NO_TASK))
 
     def without(self, stage: str) -> BatchTimes:
         """The batch with one stage that takes no time."""
@@ -214,47 +219,47 @@ class _SimulatedClock:
         for phase in process:
             if phase is None:  # parked
                 return
-            self._number += 1
-            if phase.wait_s > 0:
-                heappush(self._asleep, (self.now + phase.wait_s, self._number, process, phase))
+            wait_s, cpu_s, _, _ = phase
+            if wait_s > 0:
+                self._number += 1
+                heappush(self._asleep, (self.now + wait_s, self._number, process, phase))
                 return
-            if phase.cpu_s > 0:
+            if cpu_s > 0:
                 self._compute(process, phase)
                 return
 
     def _compute(self, process: _Process, phase: _TaskPhase) -> None:
+        _, cpu_s, width, copying = phase
         self._number += 1
-        self._width += phase.width
-        self._copying += phase.copying
-        heappush(self._computing, (self._virtual + phase.cpu_s, self._number, process, phase))
-
-    def _rate(self) -> float:
-        """Progress of computing processes, by CPUs and memory bandwidth."""
-        rate = min(1.0, self.limit / self._width) if self._width > self.limit else 1.0
-        return min(rate, self.copiers / self._copying) if self._copying > self.copiers else rate
+        self._width += width
+        self._copying += copying
+        heappush(self._computing, (self._virtual + cpu_s, self._number, process, phase))
 
     def run(self) -> None:
         """Run until every process is parked or has ended."""
-        asleep, computing = self._asleep, self._computing
+        asleep, computing, limit, copiers = self._asleep, self._computing, self.limit, self.copiers
         while asleep or computing:
-            rate = self._rate()
+            # Progress of computing processes, by CPUs and memory bandwidth.
+            rate = limit / self._width if self._width > limit else 1.0
+            if self._copying > copiers:
+                rate = min(rate, copiers / self._copying)
             done_s = self.now + (computing[0][0] - self._virtual) / rate if computing else inf
             if asleep and asleep[0][0] <= done_s:
                 woken_s, _, process, phase = heappop(asleep)
                 # Virtual time stands still while no process computes: it would otherwise count as progress of the next.
-                self._virtual += (woken_s - self.now) * rate if computing else 0.0
+                if computing:
+                    self._virtual += (woken_s - self.now) * rate
                 self.now = woken_s
-                if phase.cpu_s > 0:
+                if phase[1] > 0:
                     self._compute(process, phase)
-                else:
-                    self.resume(process)
+                    continue
             else:
-                self._virtual, _, process, phase = heappop(computing)
+                self._virtual, _, process, (_, _, width, copying) = heappop(computing)
                 self.now = done_s
                 # 0 after the last one: rounding errors of the sums would grow over thousands of batches.
-                self._width = self._width - phase.width if computing else 0.0
-                self._copying = self._copying - phase.copying if computing else 0.0
-                self.resume(process)
+                self._width = self._width - width if computing else 0.0
+                self._copying = self._copying - copying if computing else 0.0
+            self.resume(process)
 
 
 class _Engine:
@@ -266,9 +271,7 @@ class _Engine:
         self._is_locked = locked >= LOCKED_SHARE
         self._clock = _SimulatedClock(min(machine.cpus, 1 / locked) if locked else machine.cpus, machine.copiers)
         self._batches, self._setting, self._machine = batches, setting, machine
-        self._work = [
-            _phases(sum(batch.work.values(), NO_TASK), turn * GOLDEN % 1.0) for turn, batch in enumerate(batches)
-        ]
+        self._work = [_phases(batch.whole_work, turn * GOLDEN % 1.0) for turn, batch in enumerate(batches)]
         workers = 0 if setting.method == INLINE else setting.num_workers
         self._queues: list[deque[int]] = [deque() for _ in range(workers if setting.round_robin and workers else 1)]
         self._idle: list[list[int]] = [[] for _ in self._queues]
@@ -312,10 +315,12 @@ class _Engine:
     def _run_loop(self) -> _Process:
         ahead, total, drawn = self._setting.ahead, len(self._batches), 0
         window: list[int] = []
-        for turn in range(total):
+        latency = Task(self._machine.latency_s)
+        for turn, batch in enumerate(self._batches):
             # The due batch comes in addition: `ahead` requests are in flight while the loop computes.
             while len(window) <= ahead and drawn < total:
-                yield from _phases(self._batches[drawn].sample)
+                if self._batches[drawn].sample is not NO_TASK:
+                    yield from _phases(self._batches[drawn].sample)
                 self._submit(drawn)
                 window.append(drawn)
                 drawn += 1
@@ -324,12 +329,11 @@ class _Engine:
             else:
                 yield from self._work[turn]
             window.remove(self._due(window))
-            yield from _phases(self._batches[turn].copy)
-            yield from _phases(self._batches[turn].device_decode)
-            yield from _phases(self._batches[turn].device_transform)
-            yield _TaskPhase(self._machine.latency_s)
+            for task in (batch.copy, batch.device_decode, batch.device_transform, latency):
+                if task is not NO_TASK:
+                    yield from _phases(task)
             self.delivered_s.append(self._clock.now)
-            yield from self._step(self._batches[turn].step)
+            yield from self._step(batch.step)
             self.steps_s.append(self._clock.now - self.delivered_s[-1])
 
     def _due(self, window: list[int]) -> int:
