@@ -26,7 +26,10 @@ def wrap(text: str, width: int, **options: Any) -> list[str]:
     return [line.replace(_FIXED, " ") for line in lines]
 
 
-_ASCII = str.maketrans({"→": "->", "×": "x", "µ": "u", "–": "-", "…": "..."})
+_ASCII = str.maketrans(
+    {"→": "->", "×": "x", "µ": "u", "–": "-", "…": "...", "·": "|", "±": "+-"}
+    | dict(zip("▁▂▃▄▅▆▇█░", "__--==##.", strict=True))
+)
 
 
 def columns(otherwise: int = WIDTH) -> int:
