@@ -6,6 +6,7 @@ import copy
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 from typer.testing import CliRunner
 
 import feedline as fl
@@ -235,3 +236,27 @@ def test_a_page_shows_the_parts_of_a_fetch(tmp_path: Path) -> None:
     last = read_log(log)[-1]
     assert last["stages"]["read files"]["total_s"] > 0
     assert last["read_nbytes_per_sample"] == last["delivered_nbytes_per_sample"] == 400
+
+
+class Counted(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+def test_the_page_of_a_stream_of_one_batch(tmp_path: Path) -> None:
+    loader = fl.DataLoader(Counted(), 8)
+    list(loader)
+    loader.report_html(tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text()
+    assert "The last batch" in Outline(html).headings
+    assert "<th>took</th></tr>" in html, "a stream has no indices and no addresses"
+    # In the row of the loop, what fills a wait is drawn later, and thus on top.
+    classes = re.findall(r'<rect class="c-(\w+)"', html)
+    assert classes.index("wait") < classes.index("fetch")
+
+
+def test_charts_of_rates_begin_with_the_run(log: Path) -> None:
+    html = log.with_name("report.html").read_text()
+    rates = re.findall(r'aria-label="(samples/s|waits)[^"]*"><polyline points="([^"]*)"', html)
+    assert [name for name, _ in rates] == ["samples/s", "waits"]
+    assert all(points.startswith("0.0,") for _, points in rates)

@@ -323,10 +323,11 @@ def _over_time(report: RankReport) -> str:
     if len(moving) < 2:
         return ""
     times = list(times_of(moving, points[0]["time_s"]))
-    both = [rates(earlier, later) for earlier, later in moving]
+    # A rate is that of the time before its point.
+    samples, shares = zip(*(rates(*moving[max(place - 1, 0)]) for place in range(len(moving) + 1)), strict=True)
     charts = [
-        line_chart(Series("samples/s", times, [rate for rate, _ in both])),
-        line_chart(Series("waits, %", times, [100 * waited for _, waited in both]), ceiling=100),
+        line_chart(Series("samples/s", [0, *times], samples)),
+        line_chart(Series("waits, %", [0, *times], [100 * waited for waited in shares]), ceiling=100),
     ]
     # At the end of an epoch, nothing is left to be ready.
     during = [(time, later) for time, (_, later) in zip(times, moving, strict=True) if later.get("event") != "epoch"]
@@ -351,7 +352,10 @@ def _timeline(report: RankReport) -> str:
     ]
     if not blocks:
         return ""
-    return _section(f"The last {len(batches)} batches", timeline(blocks))
+    # What the loop does while it waits lies on top of the wait.
+    blocks.sort(key=lambda block: block[1] not in ("wait", "step"))
+    title = f"The last {len(batches)} batches" if len(batches) > 1 else "The last batch"
+    return _section(title, timeline(blocks))
 
 
 def _row_name(worker: int, stage: str) -> str:
@@ -382,8 +386,10 @@ def _slowest(report: RankReport) -> str:
     ]  # fmt: skip
     if not rows:
         return ""
-    shown = len(_SLOW_HEADS) - (not any(batch["address"] for batch in slowest))  # most datasets have no addresses
-    return _section("Slowest batches", _table(_SLOW_HEADS[:shown], [row[:shown] for row in rows]))
+    # Streams have no indices, and most datasets no addresses.
+    shown = [place for place in range(len(_SLOW_HEADS)) if any(row[place] for row in rows)]
+    cells = [[row[place] for place in shown] for row in rows]
+    return _section("Slowest batches", _table([_SLOW_HEADS[place] for place in shown], cells))
 
 
 _SLOW_HEADS = ("epoch", "batch", "stage", "took", "samples", "first sample")
