@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -131,3 +133,48 @@ def test_a_module_of_lightning_is_set_up_first(tmp_path: Path) -> None:
     script.write_text(dedent(LIGHTNING))
     assert target.load(f"{script}:data.train_dataloader").batch_size == 2
     assert target.load(f"{script}:data.test_dataloader").batch_size == 4
+
+
+SCRIPT = """
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Numbers(Dataset):
+        start = {start}
+
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            return self.start + index
+
+    loader = DataLoader(Numbers(), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+"""
+
+
+def test_workers_that_are_not_forked_import_the_classes_of_a_script(tmp_path: Path) -> None:
+    for start in (10, 20):  # in two folders
+        script = tmp_path / f"{start}" / "script_with_classes.py"
+        script.parent.mkdir()
+        script.write_text(dedent(SCRIPT).format(start=start))
+        loader = target.load(f"{script}:loader")
+        assert pickle.loads(pickle.dumps(loader.dataset))[1] == start + 1
+        assert list(script.parent.iterdir()) == [script]
+    first, _ = loader
+    assert first.tolist() == [20, 21, 22, 23]
+
+
+def test_a_script_with_the_name_of_a_module_does_not_replace_it(tmp_path: Path) -> None:
+    script = tmp_path / "json.py"
+    script.write_text(dedent(SCRIPT).format(start=0))
+    assert target.load(f"{script}:loader").batch_size == 4
+    assert sys.modules["json"] is json
+
+
+def test_an_error_of_a_worker_has_a_short_text() -> None:
+    error = ValueError("broken")
+    error.add_note("sample 3 of Files")
+    error.add_note("Caught ValueError in a worker.\nTraceback (most recent call last):\n  ...")
+    raised = target.loader_error("train.py:loader", error)
+    assert str(raised) == "train.py:loader raised ValueError: broken"
+    assert raised.__notes__ == ["feedline doctor train.py:loader reads samples one by one", "sample 3 of Files"]

@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import runpy
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from inspect import Parameter
 from operator import attrgetter
 from pathlib import Path
 from time import monotonic
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -27,7 +28,7 @@ from feedline.loader.dataloader import DataLoader
 from feedline.loader.loop import Iteration
 
 SCRIPT = "feedline_target"
-"""`__name__` of an executed script: the block after `if __name__ == "__main__"` does not run."""
+"""Name of the module of a script that cannot have the name of its file."""
 
 
 class TargetError(ArgumentError):
@@ -122,11 +123,14 @@ def _globals_of(source: str) -> dict[str, Any]:
         return _import(source)
     if not script.is_file():
         raise TargetError(f"there is no file {source}", "give the path of the script from this folder")
-    with _like_python(script), _without_training(MOST_TRAINING_S):
+    with _like_python(script), _without_training(MOST_TRAINING_S), _module_of(script) as module:
         try:
-            return runpy.run_path(str(script), run_name=SCRIPT)
+            loader = module.__loader__
+            assert isinstance(loader, SourceFileLoader)
+            loader.exec_module(module)
+            return vars(module)
         except _TrainingStop as stop:
-            return _globals_at(stop, SCRIPT, source)
+            return _globals_at(stop, module.__name__, source)
         except SystemExit as end:
             raise TargetError(
                 f"{source} ended with {_describe(end)} before it could be examined", _NO_ARGUMENTS
@@ -136,7 +140,33 @@ def _globals_of(source: str) -> dict[str, Any]:
             if isinstance(error, ImportError) and "relative import" in str(error):
                 name = ".".join(script.with_suffix("").parts)
                 raise TargetError(message, f"name it as a module, from the folder of its package: {name}") from error
+            if isinstance(error, RuntimeError) and "exited unexpectedly" in message:  # a worker that imports the script
+                raise TargetError(message, 'put what reads the loader under if __name__ == "__main__":') from error
             raise TargetError(message) from error
+
+
+@contextmanager
+def _module_of(script: Path) -> Iterator[ModuleType]:
+    """A module for a script, which stays known unless the block raises.
+
+    Its name is that of the file, if no other module has it: a process that does not fork from this one can then import
+    the classes of the script, as it does those of `__main__` in a run.
+    """
+    known = sys.modules.get(script.stem)
+    is_free = known is None or (known.__spec__ is not None and known.__spec__.loader_state == SCRIPT)
+    name = script.stem if is_free and script.suffix == ".py" and "." not in script.stem else SCRIPT
+    spec = spec_from_file_location(name, script.resolve(), loader=SourceFileLoader(name, str(script.resolve())))
+    assert spec is not None
+    spec.loader_state = SCRIPT
+    module = sys.modules[name] = module_from_spec(spec)
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # nothing is left next to the script
+    try:
+        yield module
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    finally:
+        sys.dont_write_bytecode = writes
 
 
 def _import(name: str) -> dict[str, Any]:
@@ -286,9 +316,10 @@ def _missing_arguments(function: Any) -> list[str]:
 
 def loader_error(target: str, error: Exception) -> TargetError:
     """Error that names the failing loader, with the notes of `error`."""
-    result = TargetError(f"{target} raised {_describe(error)}")
+    result = TargetError(f"{target} raised {_describe(error)}", f"feedline doctor {target} reads samples one by one")
     for note in getattr(error, "__notes__", ()):
-        result.add_note(note)
+        if "Traceback (most recent call last)" not in note:  # of a worker
+            result.add_note(note)
     return result
 
 
