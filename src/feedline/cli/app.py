@@ -22,6 +22,7 @@ from feedline.cli.inspect import command as inspect
 from feedline.cli.lint import command as lint
 from feedline.cli.pack import command as pack
 from feedline.cli.top import command as top
+from feedline.core.wrapping import printable, wrap
 from feedline.errors import FeedlineError
 
 _LEAST_COLUMNS = 60
@@ -86,9 +87,18 @@ def main() -> None:
     try:
         app()
     except (FeedlineError, OSError) as error:
-        message = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        Console(stderr=True).print(Text.assemble(("feedline: ", "bold red"), message), soft_wrap=True)
+        _print_error("\n".join([str(error), *getattr(error, "__notes__", ())]), Console(stderr=True))
         sys.exit(2)
+
+
+def _print_error(message: str, console: Console) -> None:
+    """Print an error, at the width of a terminal; files get whole lines."""
+    lines = printable(f"feedline: {message}", console.encoding).splitlines()
+    if console.is_terminal:
+        lines = [part for line in lines for part in wrap(line, console.width, break_long_words=False) or [""]]
+    text = Text("\n".join(lines))
+    text.stylize("bold red", 0, len("feedline:"))
+    console.print(text, soft_wrap=True)
 
 
 def _print_version(requested: bool) -> None:

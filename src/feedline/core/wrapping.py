@@ -12,7 +12,7 @@ WIDTH = 80
 """Columns of text that does not go to a terminal."""
 
 
-_BEFORE_UNIT = re.compile(r"(?<=\d) (?=[%×]|(?:[mµn]?s|min|h|[kKMGTP]i?B|B)\b)")
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=[%×]|(?:[mµun]?s|min|h|[kKMGTP]i?B|B)\b)")
 
 _FIXED = "\u00a0"
 
