@@ -84,6 +84,12 @@ def test_errors_fit_a_terminal_and_keep_their_lines_in_files(is_terminal: bool) 
     assert text.endswith("\n\nand a note\n")
 
 
+def test_warnings_of_commands_are_without_lines_of_feedline(tmp_path: Path) -> None:
+    ours, theirs = (app._format_warning("few samples", UserWarning, path, 3) for path in (app.__file__, str(tmp_path)))
+    assert ours == "feedline: few samples\n"
+    assert theirs == f"{tmp_path}:3: UserWarning: few samples\n"
+
+
 def test_a_number_and_its_unit_stay_together() -> None:
     for unit in ("us", "µs", "ms", "s", "%", "KiB"):
         assert wrap(f"receive: p50 140 {unit}, p95", 17)[1].startswith(f"140 {unit}")

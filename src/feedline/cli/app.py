@@ -6,9 +6,12 @@ import faulthandler
 import io
 import shutil
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.metadata import version as installed_version
+from pathlib import Path
 from typing import Annotated
+from unittest.mock import patch
 
 import typer
 from rich.console import Console
@@ -85,10 +88,26 @@ def main() -> None:
     Errors of feedline and of the operating system are printed without a traceback. The exit code is then 2.
     """
     try:
-        app()
+        with patch.object(warnings, "formatwarning", _format_warning):
+            app()
     except (FeedlineError, OSError) as error:
         _print_error("\n".join([str(error), *getattr(error, "__notes__", ())]), Console(stderr=True))
         sys.exit(2)
+
+
+_OWN = str(Path(__file__).parents[1])
+
+
+_format_foreign = warnings.formatwarning
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Text of a warning; those of feedline's own lines are without the place, which says nothing to users."""
+    if filename.startswith(_OWN):
+        return f"feedline: {message}\n"
+    return _format_foreign(message, category, filename, lineno, line)
 
 
 def _print_error(message: str, console: Console) -> None:
