@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from feedline.cli import app
+from feedline.core.wrapping import wrap
 
 
 def test_only_commands_that_work_are_listed() -> None:
@@ -63,6 +66,33 @@ def test_errors_are_explained_without_a_traceback(
     message = capsys.readouterr().err
     assert str(missing) in message.replace("\n", "")
     assert "Traceback" not in message
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_errors_fit_a_terminal_and_keep_their_lines_in_files(is_terminal: bool) -> None:
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    console = Console(file=output, width=40, force_terminal=is_terminal, color_system=None)
+    path = "/a/path/that/is/longer/than/the/terminal/is/wide/run.jsonl"
+    app._print_error(f"there is no run log {path}: a remedy → of several words\n\nand a note", console)
+    output.seek(0)
+    text = output.read()
+    if is_terminal:
+        assert all(len(line) <= 40 or line == f"{path}:" for line in text.splitlines())
+    else:
+        assert text.splitlines()[0] == f"feedline: there is no run log {path}: a remedy -> of several words"
+    assert f"{path}:" in text.split()
+    assert text.endswith("\n\nand a note\n")
+
+
+def test_warnings_of_commands_are_without_lines_of_feedline(tmp_path: Path) -> None:
+    ours, theirs = (app._format_warning("few samples", UserWarning, path, 3) for path in (app.__file__, str(tmp_path)))
+    assert ours == "feedline: few samples\n"
+    assert theirs == f"{tmp_path}:3: UserWarning: few samples\n"
+
+
+def test_a_number_and_its_unit_stay_together() -> None:
+    for unit in ("us", "µs", "ms", "s", "%", "KiB"):
+        assert wrap(f"receive: p50 140 {unit}, p95", 17)[1].startswith(f"140 {unit}")
 
 
 SCRIPT = """

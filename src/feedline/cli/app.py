@@ -6,9 +6,12 @@ import faulthandler
 import io
 import shutil
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.metadata import version as installed_version
+from pathlib import Path
 from typing import Annotated
+from unittest.mock import patch
 
 import typer
 from rich.console import Console
@@ -22,6 +25,7 @@ from feedline.cli.inspect import command as inspect
 from feedline.cli.lint import command as lint
 from feedline.cli.pack import command as pack
 from feedline.cli.top import command as top
+from feedline.core.wrapping import printable, wrap
 from feedline.errors import FeedlineError
 
 _LEAST_COLUMNS = 60
@@ -84,11 +88,36 @@ def main() -> None:
     Errors of feedline and of the operating system are printed without a traceback. The exit code is then 2.
     """
     try:
-        app()
+        with patch.object(warnings, "formatwarning", _format_warning):
+            app()
     except (FeedlineError, OSError) as error:
-        message = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        Console(stderr=True).print(Text.assemble(("feedline: ", "bold red"), message), soft_wrap=True)
+        _print_error("\n".join([str(error), *getattr(error, "__notes__", ())]), Console(stderr=True))
         sys.exit(2)
+
+
+_OWN = str(Path(__file__).parents[1])
+
+
+_format_foreign = warnings.formatwarning
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Text of a warning; those of feedline's own lines are without the place, which says nothing to users."""
+    if filename.startswith(_OWN):
+        return f"feedline: {message}\n"
+    return _format_foreign(message, category, filename, lineno, line)
+
+
+def _print_error(message: str, console: Console) -> None:
+    """Print an error, at the width of a terminal; files get whole lines."""
+    lines = printable(f"feedline: {message}", console.encoding).splitlines()
+    if console.is_terminal:
+        lines = [part for line in lines for part in wrap(line, console.width, break_long_words=False) or [""]]
+    text = Text("\n".join(lines))
+    text.stylize("bold red", 0, len("feedline:"))
+    console.print(text, soft_wrap=True)
 
 
 def _print_version(requested: bool) -> None:

@@ -2,48 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
 
 from feedline.cli.arguments import AsJson, print_json
+from feedline.core.wrapping import printable, wrap
 from feedline.errors import ArgumentError
-from feedline.loader.report.page_html import RankReport, page, reports_of_logs
-from feedline.loader.report.run_log import read_log
+from feedline.loader.report.page_html import RankReport, page
+from feedline.loader.report.run_log import lines_of
+from feedline.loader.report.runs import is_of_run_log, reports_of_logs
+from feedline.loader.report.stats import count
 
 
-def run(paths: Sequence[str], out: Path) -> list[RankReport]:
-    """Write the page of run logs, and return its reports.
+def run(paths: Sequence[str], out: Path) -> tuple[list[RankReport], list[str]]:
+    """Write the page of run logs, and return its reports and notes.
 
-    There is one report for each rank and loader. Raises `ArgumentError` for a missing file, or one that is not a run
-    log.
+    There is one report for each run, rank and loader. Raises `ArgumentError` for a missing file, or one that is not a
+    run log.
     """
-    reports = list(reports_of_logs(_lines(path) for path in _expand(paths)))
-    out.write_text(page(reports), encoding="utf-8")
-    return reports
+    left_out: list[str] = []
+    lines = (line for path in _expand(paths) for line in _lines(path, left_out))
+    reports, notes = reports_of_logs(lines)
+    notes += left_out
+    out.write_text(page(reports, notes), encoding="utf-8")
+    return reports, notes
 
 
 def _expand(paths: Sequence[str]) -> list[Path]:
-    """The files of paths and glob patterns."""
-    return [Path(name) for path in paths for name in (sorted(glob(path)) or [path])]  # noqa: PTH207 - a whole path
+    """The files of paths and glob patterns, each once."""
+    found = (name for path in paths for name in (sorted(glob(path)) or [path]))  # noqa: PTH207 - a whole path
+    return [Path(name) for name in dict.fromkeys(found)]
 
 
-def _lines(path: Path) -> list[dict[str, object]]:
+def _lines(path: Path, notes: list[str]) -> Iterator[Mapping[str, Any]]:
+    """The lines of a run log; a note counts those that are of something else."""
+    remedy = "FEEDLINE_LOG=run.jsonl, or log= of the DataLoader, writes one"
+    number = damaged = foreign = 0
     try:
-        lines = read_log(path)
+        for line in lines_of(path):
+            if is_of_run_log(line):
+                number += 1
+                yield cast("Mapping[str, Any]", line)
+            elif line is None:
+                damaged += 1
+            else:
+                foreign += 1
     except FileNotFoundError:
-        remedy = "FEEDLINE_LOG=run.jsonl, or log= of the DataLoader, writes one"
         raise ArgumentError(f"there is no run log {path}: {remedy}") from None
-    if not lines or not {"rank", "loader", "wall_s", "time_s"} <= lines[-1].keys():
-        raise ArgumentError(
-            f"{path} is not a run log of feedline, or is empty: FEEDLINE_LOG=run.jsonl, or log= of the DataLoader, "
-            "writes one"
-        )
-    return lines
+    if not number:
+        raise ArgumentError(f"{path} is not a run log of feedline, or is empty: {remedy}")
+    for amount, kind in ((damaged, "damaged or incomplete"), (foreign, "of another program")):
+        if amount:
+            notes.append(f"{path}: {count(amount, 'line')} left out as {kind}.")
 
 
 def command(
@@ -54,10 +69,14 @@ def command(
     """Write a report page from the logs of a run.
 
     A run writes such logs if `FEEDLINE_LOG=run.jsonl` is in its environment. The page compares the ranks, and names
-    the slow one.
+    the slow one. Runs that share a log follow one another, newest first.
     """
-    reports = run(logs, out)
+    reports, notes = run(logs, out)
     if as_json:
         print_json([dict(each.figures) for each in reports])
-    else:
-        Console(highlight=False).print(f"{out}: {len(reports)} {'loader' if len(reports) == 1 else 'loaders'}")
+    console = Console(stderr=as_json)
+    runs = len({each.run for each in reports})
+    written = f"{out}: " + (f"{runs} runs, " if runs > 1 else "") + count(len(reports), "loader")
+    for text in (written, *notes):
+        lines = wrap(printable(text, console.encoding), console.width, break_long_words=False)
+        console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

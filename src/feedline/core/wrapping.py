@@ -12,7 +12,7 @@ WIDTH = 80
 """Columns of text that does not go to a terminal."""
 
 
-_BEFORE_UNIT = re.compile(r"(?<=\d) (?=[%×]|(?:[mµn]?s|min|h|[kKMGTP]i?B|B)\b)")
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=[%×]|(?:[mµun]?s|min|h|[kKMGTP]i?B|B)\b)")
 
 _FIXED = "\u00a0"
 
@@ -26,7 +26,10 @@ def wrap(text: str, width: int, **options: Any) -> list[str]:
     return [line.replace(_FIXED, " ") for line in lines]
 
 
-_ASCII = str.maketrans({"→": "->", "×": "x", "µ": "u", "–": "-", "…": "..."})
+_ASCII = str.maketrans(
+    {"→": "->", "×": "x", "µ": "u", "–": "-", "…": "...", "·": "|", "±": "+-"}
+    | dict(zip("▁▂▃▄▅▆▇█░", "__--==##.", strict=True))
+)
 
 
 def columns(otherwise: int = WIDTH) -> int:

@@ -321,11 +321,11 @@ def test_a_sound_loader_has_only_good_findings(tmp_path: Path, preloaded: Preloa
     ("script", "name", "message"),
     [
         ("raise RuntimeError('no data')", "loader", "raised RuntimeError: no data before"),
-        ("import sys; sys.exit(3)", "loader", "raised SystemExit: 3 before"),
+        ("import sys; sys.exit(3)", "loader", "ended with SystemExit: 3 before"),
         ("", "loader", "defines no loader"),
         ("loader = 3", "loader", "is of class int, not a DataLoader"),
         ("x = DataLoader(Plain()); y = DataLoader(Plain())", "", "has several loaders: name one (loaders there: x, y)"),
-        ("", "", "Name a function without arguments"),
+        ("", "", "has no DataLoader among its globals"),
         ("def loader(): raise ValueError('nothing')", "loader", "loader() raised ValueError: nothing"),
     ],
 )

@@ -463,6 +463,21 @@ def test_another_file_of_the_same_package_may_have_what_a_rule_misses(tmp_path: 
     assert not command.run([str(tmp_path)]).is_clean, "scripts of one folder are no package"
 
 
+def test_a_script_that_imports_a_module_may_set_the_epochs_of_its_samplers(tmp_path: Path) -> None:
+    (tmp_path / "data.py").write_text(f"{HEAD}sampler = DistributedSampler(data)\n")
+    (tmp_path / "train.py").write_text("import other\nfor epoch in range(3): sampler.set_epoch(epoch)\n")
+    (hit,) = command.run([str(tmp_path)]).hits
+    assert hit.code == "missing-set-epoch"
+    (tmp_path / "train.py").write_text("from data import sampler\nfor epoch in range(3): sampler.set_epoch(epoch)\n")
+    assert command.run([str(tmp_path)]).hits == []
+
+
+@pytest.mark.parametrize("line", ["import lightning.pytorch as pl", "from pytorch_lightning import LightningModule"])
+def test_lightning_sets_the_epochs_of_samplers(line: str, tmp_path: Path) -> None:
+    (tmp_path / "data.py").write_text(f"{HEAD}{line}\nsampler = DistributedSampler(data)\n")
+    assert command.run([str(tmp_path)]).hits == []
+
+
 PARALLEL = "from torch.nn.parallel import DistributedDataParallel\nmodel = DistributedDataParallel(model)\n"
 
 

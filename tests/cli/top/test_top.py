@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import termios
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from gated import hanging_loop
+from rich.console import Console
 from torch.utils.data import TensorDataset
 from typer.testing import CliRunner
 
@@ -60,8 +63,8 @@ def test_a_loop_at_80_columns() -> None:
     assert lines[3] == "    0  █████████░  90 %   1.0 GiB  20 ms at batch 12,290, sample 8,812"
     assert lines[4].endswith("11 s at batch 12,289, sample 9,014, disk")
     assert lines[5].endswith("idle")
-    assert lines[6] == "stores 38 MiB · 212 requests · 1 retries · cache 93 %"
-    assert lines[7] == "2 samples skipped · 1 workers restarted · CPU quota used up in 31 % of the time"
+    assert lines[6] == "stores 38 MiB · 212 requests · 1 retry · cache 93 %"
+    assert lines[7] == "2 samples skipped · 1 worker restarted · CPU quota used up in 31 % of the time"
 
 
 def test_a_page_of_the_epoch_before_shows_the_present_one() -> None:
@@ -74,11 +77,18 @@ def test_a_page_of_the_epoch_before_shows_the_present_one() -> None:
 def test_a_loop_at_40_columns() -> None:
     lines = text_of(NOW, 40)
     assert max(map(len, lines)) <= 40
-    assert lines[:4] == [
-        "Photos · rank 3 · epoch 3 · 12,288 of 4…",
+    assert lines[:11] == [
+        "train.py 4711 · Photos · rank 3",
+        "epoch 3 · 12,288 of 48,000 · 12 min left",
         "loop   waits 3.0 %  50,000 samples/s",
         "ready  12 of 16 batches",
-        "worker 1  11 s  sample 9,014",
+        "worker 1   11 s     sample 9,014  disk",
+        "worker 0   20 ms    sample 8,812",
+        "worker 2   idle",
+        "stores 38 MiB · 212 requests · 1 retry",
+        "cache 93 %",
+        "2 samples skipped · 1 worker restarted",
+        "CPU quota used up in 31 % of the time",
     ]
 
 
@@ -98,13 +108,62 @@ def test_the_parts_of_building_a_batch_have_a_line() -> None:
 
 def test_a_wait_of_an_hour_is_the_first_thing_to_see() -> None:
     waiting = replace(NOW, phase_start_ns=-(NOW.now_ns - 3600 * 10**9), batches=156_290)
-    assert text_of(waiting, 80)[1] == "loop   waits since 60 min  for batch 12,290"
+    assert text_of(waiting, 80)[1] == "loop   has waited 60 min  for batch 12,290"
 
 
 def test_many_workers_do_not_fill_the_screen() -> None:
     crowd = replace(NOW, workers=tuple(replace(WORKERS[0], worker=number, pid=number) for number in range(64)))
     assert sum("at batch" in line for line in text_of(crowd, 80)) == 16
     assert any("and 48 more workers" in line for line in text_of(crowd, 80))
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 20), (40, 60), (80, 24), (200, 50)])
+def test_as_many_workers_as_fit_are_shown_and_the_slowest_is(width: int, height: int) -> None:
+    crowd = tuple(replace(WORKERS[0], worker=number, busy_s=number / 10) for number in range(64))
+    lines = [line.plain for line in screen(None, replace(NOW, workers=crowd), width, height=height)]
+    assert len(lines) == height
+    workers = [
+        number for line in lines if len(numbers := re.findall(r"^(?:worker)? +(\d+)  ", line)) for number in numbers
+    ]
+    assert workers == [str(63 - number) for number in range(len(workers))]
+    assert f"       and {64 - len(workers)} more workers" in lines
+    assert any("not bound by its" in line for line in lines)
+    low = [line.plain for line in screen(None, replace(NOW, workers=crowd), width, height=8)]
+    assert any(re.match(r"(worker)? +63  ", line) for line in low)
+
+
+def test_all_workers_of_a_high_screen_are_in_order() -> None:
+    crowd = tuple(replace(WORKERS[0], worker=number, busy_s=number / 10) for number in range(20))
+    lines = [line.plain for line in screen(None, replace(NOW, workers=crowd), 80, height=40)]
+    assert [int(line[:5]) for line in lines if "at batch" in line] == list(range(20))
+
+
+def test_the_clock_goes_on_while_the_loop_hangs() -> None:
+    moments = [replace(NOW, figures={**FIGURES, "rank": 0, "world_size": 1}, time_s=now_s) for now_s in (60.0, 3660.0)]
+    first, second = (text_of(moment, 90)[0][-8:] for moment in moments)
+    assert first[-5:] == second[-5:] == "01:00"
+    assert first != second
+
+
+def test_an_epoch_that_has_not_begun_is_waited_for() -> None:
+    ended = replace(NOW, batches=NOW.batches + 48_000 - 12_288, phase_start_ns=-(NOW.now_ns - 2 * 10**9))
+    assert text_of(ended, 80)[1] == "loop   has waited 2.0 s  for the next epoch"
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_screens_of_several_loaders_fit_a_terminal_of_any_encoding(width: int) -> None:
+    crowd = tuple(replace(WORKERS[0], worker=number, batch=10**6, index=10**9) for number in range(16))
+    pairs = [(None, replace(NOW, pid=pid, workers=crowd)) for pid in range(9)]
+    for height in (8, 24, 60):
+        output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        console = Console(file=output, width=width, height=height, force_terminal=False)
+        console.print(command._screens(pairs, console, height, ScreenState(has_keyboard=True)))
+        output.seek(0)
+        lines = output.read().splitlines()
+        assert len(lines) <= height
+        assert max(map(len, lines)) <= width
+        assert sum("epoch 3" in line for line in lines) >= min(height // 8, 9)
+        assert any(" more: feedline top PID" in line for line in lines) == (height < 60)
 
 
 def test_sparklines() -> None:
@@ -133,7 +192,7 @@ def test_a_hanging_loop_is_shown_with_its_sample(arguments: dict[str, Any], tmp_
         (loader,) = json.loads(result.stdout)
         assert loader["waiting_s"] > 0
         plain = CliRunner().invoke(app, ["top", str(os.getpid())], env={"COLUMNS": "40"})
-        assert plain.stdout.splitlines()[0].startswith("Gated")
+        assert plain.stdout.splitlines()[0].endswith(" · Gated")
     assert report(os.getpid()) == []
 
 

@@ -67,6 +67,7 @@ def run(paths: Iterable[str]) -> LintSurvey:
     """
     files, hits, unreadable = 0, list[Hit](), list[UnreadableFile]()
     found, trainers, loaders = set[tuple[Path, str]](), list[SourceFile](), list[Hit]()
+    setters = list[SourceFile]()
     for path in paths:
         root = Path(path)
         if not root.exists():
@@ -86,10 +87,11 @@ def run(paths: Iterable[str]) -> LintSurvey:
             try:
                 hits += [hit for source in parsed for hit in examine(source)]
                 trainers += [source for source in parsed if trains_in_parallel(source)]
+                setters += [source for source in parsed if CALLS_ELSEWHERE["missing-set-epoch"] in source.text]
                 loaders += [hit for source in parsed for hit in _hits(source, SHARED_BY_TRAINER)]
             except RecursionError:
                 unreadable.append(UnreadableFile(str(file), TOO_DEEP))
-    hits = [weighed for hit in hits for weighed in _weaken(hit, found)]
+    hits = [weighed for hit in hits for weighed in _weaken(hit, found) if not _is_set_by_importer(hit, setters)]
     known = {hit.place for hit in hits if hit.code == SHARED_BY_TRAINER.code}
     for hit in loaders:
         trainer = next((each for each in trainers if _uses(each, hit.place.path)), None)
@@ -105,6 +107,11 @@ SHARED_BY_TRAINER = Rule("undivided-ranks", Severity.BAD, undivided_loaders)
 def _uses(trainer: SourceFile, path: str) -> bool:
     """True if a script imports a module of its folder or below."""
     return Path(path).stem in trainer.modules and Path(trainer.path).parent in Path(path).parents
+
+
+def _is_set_by_importer(hit: Hit, setters: Iterable[SourceFile]) -> bool:
+    """True if a script sets the epoch of samplers, and imports the module of this hit."""
+    return hit.code == "missing-set-epoch" and any(_uses(setter, hit.place.path) for setter in setters)
 
 
 CALLS_ELSEWHERE = {"missing-set-epoch": ".set_epoch(", "duplicate-stream": "get_worker_info"}

@@ -108,12 +108,16 @@ def use_of_torch(source: SourceFile) -> Iterator[Violation]:
 
 def missing_set_epoch(source: SourceFile) -> Iterator[Violation]:
     """DistributedSampler without set_epoch: every epoch has the same order."""
-    if any(name.endswith(".set_epoch") for name, _ in source.calls()):
+    if any(name.endswith(".set_epoch") for name, _ in source.calls()) or not _EPOCH_SETTERS.isdisjoint(source.packages):
         return
     for name, call in source.calls():
         if name.rpartition(".")[2] == "DistributedSampler" and not is_false(argument_of(call, "shuffle", 3)):
             remedy = 'call sampler.set_epoch(epoch) each epoch, or DataLoader(shuffle=True, seed=0, distributed="auto")'
             yield Violation(call, "set_epoch is never called: every epoch has the same order", remedy)
+
+
+_EPOCH_SETTERS = frozenset({"lightning", "pytorch_lightning"})
+"""Packages whose trainers set the epoch of samplers."""
 
 
 def handle_in_init(source: SourceFile) -> Iterator[Violation]:

@@ -15,6 +15,7 @@ from feedline.cli.arguments import AsJson, print_json
 from feedline.cli.top.keys import ScreenState, keyboard
 from feedline.cli.top.reading import LoaderReading, read_all
 from feedline.cli.top.screen import screen
+from feedline.core.wrapping import printable, wrap
 
 READING_INTERVAL_S = 0.3
 """Time between the two readings of a single report: CPU shares need two."""
@@ -54,7 +55,7 @@ def summary(readings: Sequence[tuple[LoaderReading, LoaderReading]]) -> list[dic
 
 def show(readings: Sequence[tuple[LoaderReading, LoaderReading]], console: Console) -> None:
     """Print one screen."""
-    console.print(_screens(readings, console.width))
+    console.print(_screens(readings, console, None))
 
 
 def follow(pid: int | None, console: Console, interval_s: float) -> None:
@@ -64,7 +65,8 @@ def follow(pid: int | None, console: Console, interval_s: float) -> None:
     with keyboard() as keys, Live(console=console, auto_refresh=False, screen=False) as live:
         view = ScreenState(has_keyboard=keys.is_available)
         while True:
-            live.update(_screens([(before.get(each.key), each) for each in now], console.width, view), refresh=True)
+            pairs = [(before.get(each.key), each) for each in now]
+            live.update(_screens(pairs, console, console.height, view), refresh=True)
             if not now and before:
                 return
             key = keys.wait(interval_s)
@@ -75,15 +77,40 @@ def follow(pid: int | None, console: Console, interval_s: float) -> None:
                 before, now = {each.key: each for each in now}, read_all(pid)
 
 
+_LEAST_LINES = 6
+"""Lines below which a further loader is left out: the place, the loop, and a worker."""
+
+
+_WIDER_IN_ASCII = 2
+"""Columns by which the sign of a line that was cut is wider in ASCII."""
+
+
 def _screens(
-    readings: Sequence[tuple[LoaderReading | None, LoaderReading]], width: int, view: ScreenState | None = None
+    readings: Sequence[tuple[LoaderReading | None, LoaderReading]],
+    console: Console,
+    height: int | None,
+    view: ScreenState | None = None,
 ) -> Group:
+    """Screens of all loaders, one below the other, within the height of a terminal."""
     view = view or ScreenState()
-    lines: list[Text] = [] if readings else [Text(_NOTHING)]
-    for before, now in readings:
-        lines += [*([Text()] if lines else []), *screen(before, now, width, view)]
+    width = console.width - (printable("…", console.encoding) != "…") * _WIDER_IN_ASCII
+    lines: list[Text] = [] if readings else [Text(line) for line in wrap(_NOTHING, width)]
+    left = None if height is None else height - view.has_keyboard
+    shown = readings if left is None else readings[: max(1, left // _LEAST_LINES)]
+    hidden = len(readings) - len(shown)
+    if left is not None:
+        left -= (hidden > 0) + len(shown) - 1
+    for number, (before, now) in enumerate(shown):
+        share = None if left is None else left // (len(shown) - number)
+        of_loader = screen(before, now, width, view, share)
+        left = None if left is None else left - len(of_loader)
+        lines += [*([Text()] if lines else []), *of_loader]
+    if hidden:
+        lines.append(Text(f"and {hidden} more: feedline top PID shows one"[:width], style="dim"))
     if view.has_keyboard:
         lines.append(Text(view.help(width), style="dim"))
+    for line in lines:
+        line.plain = printable(line.plain, console.encoding)
     return Group(*lines)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from time import monotonic_ns
+from dataclasses import dataclass, field
+from time import monotonic_ns, time
 from typing import Any
 
 from feedline.core.page import FoundPage, PageReader, find_pages
@@ -40,6 +40,8 @@ class LoaderReading:
     batches: int
     figures: Mapping[str, Any]
     workers: tuple[WorkerReading, ...]
+    time_s: float = field(default_factory=time)
+    """Time of the reading. The figures of a loop that hangs are older."""
 
     @property
     def waiting_s(self) -> float:

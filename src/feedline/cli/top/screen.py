@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from time import localtime, strftime
 from typing import Any
@@ -14,7 +15,7 @@ from feedline.cli.top.reading import LoaderReading, WorkerReading
 from feedline.core.wrapping import wrap
 from feedline.loader.report.figures import rates
 from feedline.loader.report.parts import part_shares
-from feedline.loader.report.stats import seconds, share, size
+from feedline.loader.report.stats import count, seconds, share, size
 
 NARROW = 60
 """Width below which a loader takes one line per subject."""
@@ -34,39 +35,67 @@ _SLOW_S = 5.0
 """Time on one batch from which a worker is marked as slow."""
 
 
-_SHOWN_WORKERS = 16
+_WORKER_LINES = 17
+"""Lines of the workers where the output has no height. The last one counts the workers that are left out."""
 
 
-def screen(before: LoaderReading | None, now: LoaderReading, width: int, view: ScreenState | None = None) -> list[Text]:
+def screen(
+    before: LoaderReading | None,
+    now: LoaderReading,
+    width: int,
+    view: ScreenState | None = None,
+    height: int | None = None,
+) -> list[Text]:
     """Lines of one loader, of at most `width` columns.
 
-    Rates cover the time since the reading `before`, or the last seconds if `before` is None.
+    Rates cover the time since the reading `before`, or the last seconds if `before` is None. With a `height`, advice
+    and then workers are left out until the lines fit, but never the worker that is slowest.
     """
     view = view or ScreenState()
-    lines = [_head(now, width), _loop(before, now, width), _queue(now, width)]
-    lines += _workers(before, now, width, view)
-    lines += [line for line in (_parts(now, width), _stores(now), _incidents(now)) if line is not None]
-    lines += _verdict(now, width, view)
+    lines = [*_head(now, width), _loop(before, now, width), _queue(now, width)]
+    further = [*_parts(now, width), *_stores(now, width), *_incidents(now, width)]
+    verdict = _verdict(now, width, view)
+    room = _WORKER_LINES
+    if height is not None:
+        further = further[: max(0, height - len(lines) - 1)]
+        verdict = _cut(verdict, height - len(lines) - len(further) - 1)
+        room = height - len(lines) - len(further) - len(verdict)
+    lines += [*_workers(before, now, width, view, room), *further, *verdict]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines
 
 
-def _head(now: LoaderReading, width: int) -> Text:
+def _cut(lines: list[Text], most: int) -> list[Text]:
+    """The first lines, with a sign where some are left out."""
+    if len(lines) <= most or most < 1:
+        return lines[: max(0, most)]
+    *kept, last = lines[:most]
+    return [*kept, Text(f"{last.plain} …", style=last.style)]
+
+
+def _head(now: LoaderReading, width: int) -> list[Text]:
+    """Process, loader and place in the data: one line, or two in a narrow terminal."""
     figures = now.figures
     rank = f" · rank {figures['rank']}" if figures["world_size"] > 1 else ""
     length = figures["length"]
     number, due = _next_batch(now)
-    place = f"{due:,}" + (f" of {length:,}" if length else "")
+    place = f"epoch {number} · {due:,}" + (f" of {length:,}" if length else "")
+    timed = place + _time_left(now)
+    loader = f"{figures['loader']}{rank}"
     if width < NARROW:
-        return Text(f"{figures['loader']}{rank} · epoch {number} · {place}", style="bold")
-    what = f"{figures['loader']}{rank} · epoch {number} · {place}{_time_left(now)}"
+        long, short = f"{figures['script']} {now.pid} · {loader}", f"{now.pid} · {loader}"
+        return [
+            Text(long if len(long) <= width else short, style="bold"),
+            Text(timed if len(timed) <= width else place),
+        ]
+    what = f"{loader} · {timed}"
     names = (f"feedline · {figures['script']} {now.pid} · ", f"{figures['script']} {now.pid} · ", f"{now.pid} · ")
     text = Text(next((name + what for name in names if len(name + what) <= width), what), style="bold")
-    clock = strftime("%H:%M:%S", localtime(figures["time_s"]))
+    clock = strftime("%H:%M:%S", localtime(now.time_s))
     if text.cell_len + len(clock) + 2 <= width:
         text.append(clock.rjust(width - text.cell_len), "dim")
-    return text
+    return [text]
 
 
 def _time_left(now: LoaderReading) -> str:
@@ -89,8 +118,10 @@ def _duration(value: float) -> str:
 
 def _loop(before: LoaderReading | None, now: LoaderReading, width: int) -> Text:
     if now.waiting_s >= _LONG_S:
-        state = Text.assemble("loop   ", (f"waits since {_duration(now.waiting_s)}", "bold red"))
-        return state if width < NARROW else state.append(f"  for batch {_next_batch(now)[1]:,}")
+        due, length = _next_batch(now)[1], now.figures["length"]
+        what = "the next epoch" if length and due == length else f"batch {due:,}"
+        text = Text.assemble("loop   ", (f"has waited {_duration(now.waiting_s)}", "bold red"))
+        return text.append(f"  for {what}") if text.cell_len + len(what) + 6 <= width else text
     history = now.figures["history"]
     samples_per_s, wait_share = _rates(before, now, history)
     if not now.phase_start_ns:
@@ -159,7 +190,7 @@ def _queue(now: LoaderReading, width: int) -> Text:
     return Text.assemble("ready  ", (_bar(ready / ahead), "cyan"), f"  {ready} of {ahead} batches")
 
 
-def _parts(now: LoaderReading, width: int) -> Text | None:
+def _parts(now: LoaderReading, width: int) -> list[Text]:
     """Share of each stage in building a batch, and bytes per sample."""
     figures = now.figures
     shares = part_shares({stage: times["total_s"] for stage, times in figures.get("stages", {}).items()})
@@ -168,12 +199,12 @@ def _parts(now: LoaderReading, width: int) -> Text | None:
         if shown and figures.get(name):
             shown.append(f"{size(figures[name])} {verb} a sample")
     if not shown:
-        return None
+        return []
     text, *more = shown
     for each in more if width >= NARROW else ():
         if len(text) + len(each) + 9 <= width:
             text = f"{text}  {each}"
-    return Text(f"build  {text}"[:width])
+    return [Text(f"build  {text}"[:width])]
 
 
 _SHOWN_SHARE = 0.03
@@ -185,16 +216,20 @@ def _bar(filled: float) -> str:
     return "█" * full + "░" * (_BAR - full)
 
 
-def _workers(before: LoaderReading | None, now: LoaderReading, width: int, view: ScreenState) -> list[Text]:
+def _workers(before: LoaderReading | None, now: LoaderReading, width: int, view: ScreenState, room: int) -> list[Text]:
+    """A line for each worker; for those that were longest at their batch if there is no room for all."""
     earlier = {worker.pid: worker for worker in before.workers} if before is not None else {}
     wall_s = (now.now_ns - before.now_ns) / 1e9 if before is not None else 0.0
-    slowest = max(now.workers, key=lambda worker: worker.busy_s or 0, default=None)
+    fits = len(now.workers) <= room
+    if view.order == "number" and (width < NARROW or not fits):
+        view = replace(view, order="busy")
+    shown = _sorted(now.workers, earlier, view)[: len(now.workers) if fits else max(1, room - 1)]
     if width < NARROW:
-        return [] if slowest is None else [_narrow_worker(slowest)]
-    shown = _sorted(now.workers, earlier, view)[:_SHOWN_WORKERS]
-    lines = [_worker(worker, earlier.get(worker.pid), wall_s) for worker in shown]
-    if len(now.workers) > len(shown):
-        lines.append(Text(f"       and {len(now.workers) - len(shown)} more workers", style="dim"))
+        lines = [_narrow_worker(worker) for worker in shown]
+    else:
+        lines = [_worker(worker, earlier.get(worker.pid), wall_s) for worker in shown]
+    if not fits and room > 1:
+        lines.append(Text(f"       and {count(len(now.workers) - len(shown), 'more worker')}", style="dim"))
     return lines
 
 
@@ -214,10 +249,16 @@ def _sorted(
 
 
 def _narrow_worker(worker: WorkerReading) -> Text:
+    name = f"worker {worker.worker:<3} "
     if worker.busy_s is None:
-        return Text(f"worker {worker.worker}  idle", style="dim")
+        return Text(f"{name}idle", style="dim")
     sample = "" if worker.index is None else f"  sample {worker.index:,}"
-    return Text(f"worker {worker.worker}  {_duration(worker.busy_s)}{sample}", style=_age(worker))
+    state = _STATES.get(worker.state, "")
+    return Text(f"{name}{_duration(worker.busy_s):<7}{sample}{state and f'  {state}'}", style=_age(worker))
+
+
+_STATES = {"D": "disk", "T": "stopped", "Z": "ended"}
+"""Words for the states of a process that explain a wait."""
 
 
 def _worker(worker: WorkerReading, earlier: WorkerReading | None, wall_s: float) -> Text:
@@ -226,7 +267,7 @@ def _worker(worker: WorkerReading, earlier: WorkerReading | None, wall_s: float)
     text = Text(f"{worker.worker:>5}  {bar}  {size(worker.nbytes):>8}  ")
     if worker.busy_s is None:
         return text.append("idle", "dim")
-    what = {"D": "disk", "T": "stopped", "Z": "ended"}.get(worker.state, "")
+    what = _STATES.get(worker.state, "")
     sample = "" if worker.index is None else f", sample {worker.index:,}"
     more = f", {what}" if what else ""
     return text.append(f"{_duration(worker.busy_s)} at batch {worker.batch:,}{sample}{more}", _age(worker))
@@ -236,29 +277,40 @@ def _age(worker: WorkerReading) -> str:
     return "bold red" if (worker.busy_s or 0) >= _SLOW_S else ""
 
 
-def _stores(now: LoaderReading) -> Text | None:
+def _stores(now: LoaderReading, width: int) -> list[Text]:
     stores, gpu = now.figures["stores"], now.figures.get("gpu_utilization")
     parts = [] if gpu is None else [f"GPU {share(gpu)}"]
     if stores:
-        parts += [f"stores {size(stores.get('nbytes', 0))}", f"{stores.get('requests', 0):,} requests"]
+        parts += [f"stores {size(stores.get('nbytes', 0))}", count(stores.get("requests", 0), "request")]
     if stores.get("retries"):
-        parts.append(f"{stores['retries']:,} retries")
+        parts.append("1 retry" if stores["retries"] == 1 else f"{stores['retries']:,} retries")
     looked_up = stores.get("cache_hits", 0) + stores.get("cache_misses", 0)
     if looked_up:
         parts.append(f"cache {share(stores.get('cache_hits', 0) / looked_up)}")
-    return Text(" · ".join(parts)) if parts else None
+    return _packed(parts, width)
 
 
-def _incidents(now: LoaderReading) -> Text | None:
+def _incidents(now: LoaderReading, width: int) -> list[Text]:
     figures = now.figures
     parts = []
     if figures["skipped"]:
-        parts.append(f"{figures['skipped']:,} samples skipped")
+        parts.append(f"{count(figures['skipped'], 'sample')} skipped")
     if figures["restarts"]:
-        parts.append(f"{figures['restarts']} workers restarted")
+        parts.append(f"{count(figures['restarts'], 'worker')} restarted")
     if figures["throttled_share"]:
         parts.append(f"CPU quota used up in {share(figures['throttled_share'])} of the time")
-    return Text(" · ".join(parts), style="yellow") if parts else None
+    return _packed(parts, width, "yellow")
+
+
+def _packed(parts: Sequence[str], width: int, style: str = "") -> list[Text]:
+    """Lines with as many whole parts as fit."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 3 + len(part) <= width:
+            lines[-1] += f" · {part}"
+        else:
+            lines.append(part)
+    return [Text(line, style=style) for line in lines]
 
 
 def _verdict(now: LoaderReading, width: int, view: ScreenState) -> list[Text]:

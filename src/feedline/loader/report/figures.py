@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -147,3 +147,17 @@ def rates(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> tuple[float, 
         return 0.0, 0.0
     share = (later["wait_s"] - earlier["wait_s"]) / wall_s
     return (later["samples"] - earlier["samples"]) / wall_s, min(max(share, 0.0), 1.0)
+
+
+def times_of(pairs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], start_s: float) -> Iterator[float]:
+    """Seconds from the start to the later point of each pair.
+
+    Where the clock was set back, the time of the loop counts instead.
+    """
+    passed_s, last_s = 0.0, start_s
+    for earlier, later in pairs:
+        by_clock_s = later["time_s"] - last_s
+        by_loop_s = later["wait_s"] + later["step_s"] - earlier["wait_s"] - earlier["step_s"]
+        passed_s += by_clock_s if by_clock_s >= 0 else max(by_loop_s, 0.0)
+        last_s = later["time_s"]
+        yield passed_s

@@ -6,7 +6,7 @@ It needs no other file and no network, and adapts to phones and to dark mode.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -18,7 +18,7 @@ from feedline.core.histogram import REORDER
 from feedline.core.stage_parts import is_part
 from feedline.core.telemetry import MAIN
 from feedline.loader.report.charts import Series, bars, line_chart, timeline
-from feedline.loader.report.figures import rates
+from feedline.loader.report.figures import rates, times_of
 from feedline.loader.report.stats import count, is_block, seconds, share, size
 from feedline.loader.report.totals import RecentBatch
 
@@ -33,6 +33,17 @@ class RankReport:
     figures: Mapping[str, Any]
     history: Sequence[Mapping[str, Any]] = ()
     batches: Sequence[RecentBatch] = ()
+    run: int = 0
+    """Number of the run, which is 0 for the newest."""
+    name: str = ""
+    """Name of the loader, where its label is not enough."""
+    start_s: float | None = None
+    """Seconds from 1970 to the start of the log; None without a log."""
+
+    @property
+    def loader(self) -> str:
+        """Name of the loader, which ranks share."""
+        return self.name or str(self.figures["loader"])
 
     @property
     def wait_share(self) -> float:
@@ -40,19 +51,26 @@ class RankReport:
         return self.figures["wait_s"] / self.figures["wall_s"] if self.figures["wall_s"] else 0.0
 
 
-def page(reports: Sequence[RankReport]) -> str:
-    """The text of the page, for one or more ranks."""
+def page(reports: Sequence[RankReport], notes: Sequence[str] = ()) -> str:
+    """The text of the page, for one or more runs, loaders and ranks.
+
+    Reports of a run are next to each other. `notes` are sentences on what the logs lack.
+    """
     first = reports[0]
     title = f"feedline · {first.figures['script']} · {first.figures['loader']}"
-    loaders: dict[str, list[RankReport]] = {}
+    runs: dict[int, list[RankReport]] = {}
     for report in reports:
-        loaders.setdefault(report.figures["loader"], []).append(report)
-    body = [_header(first, loaders)]
-    # Loaders of one process do different work: only the ranks of one loader are compared.
-    body += [_ranks(of_loader, alone=len(loaders) == 1) for of_loader in loaders.values() if len(of_loader) > 1]
-    named = len(loaders) > 1
-    body += [_rank(each, folded=len(reports) > 1, named=named) for group in loaders.values() for each in group]
-    figures = json.dumps([dict(report.figures) for report in reports]).replace("</", "<\\/")
+        runs.setdefault(report.run, []).append(report)
+    body = [_header(next(iter(runs.values()))), _notes(notes)]
+    shown: list[RankReport] = []
+    for place, of_run in enumerate(runs.values()):
+        loaders: dict[str, list[RankReport]] = {}
+        for report in of_run:
+            loaders.setdefault(report.loader, []).append(report)
+        inner = _run(loaders)
+        body.append(inner if len(runs) == 1 else _one_of_runs(inner, of_run, is_newest=place == 0))
+        shown += [report for of_loader in loaders.values() for report in of_loader]
+    figures = json.dumps([dict(report.figures) for report in shown]).replace("</", "<\\/")
     script = f"<script>{_file('page.js')}</script>"
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
@@ -62,13 +80,59 @@ def page(reports: Sequence[RankReport]) -> str:
     )
 
 
+def _notes(notes: Sequence[str]) -> str:
+    return f'<ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul>\n' if notes else ""
+
+
+def _run(loaders: Mapping[str, Sequence[RankReport]]) -> str:
+    """Sections of all loaders and ranks of a run.
+
+    Of several, the one whose loop waited longest is open.
+    """
+    # Loaders of one process do different work: only the ranks of one loader are compared.
+    compared = [_ranks(of_loader, alone=len(loaders) == 1) for of_loader in loaders.values() if len(of_loader) > 1]
+    of_run = [report for of_loader in loaders.values() for report in of_loader]
+    if len(of_run) == 1:
+        return _rank(of_run[0])
+    has_ranks = len({report.figures["rank"] for report in of_run}) > 1
+    longest = max(of_run, key=lambda report: report.figures["wait_s"])
+    folded = (
+        _fold(
+            _rank_title(each, has_loaders=len(loaders) > 1, has_ranks=has_ranks), _rank(each), is_open=each is longest
+        )
+        for each in of_run
+    )
+    return "".join((*compared, *folded))
+
+
+def _fold(title: str, inner: str, *, is_open: bool) -> str:
+    return f"<details{' open' * is_open}><summary>{escape(title)}</summary>\n{inner}</details>\n"
+
+
+def _one_of_runs(inner: str, reports: Sequence[RankReport], *, is_newest: bool) -> str:
+    """A run with its start; folded, except for the newest."""
+    figures = reports[0].figures
+    started = moment(min(report.start_s or report.figures["time_s"] for report in reports))
+    wall_s = sum(report.figures["wall_s"] for report in reports)
+    waits = share(sum(report.figures["wait_s"] for report in reports) / wall_s) if wall_s else "nothing"
+    title = f"Run from {started} · {figures['script']} on {figures['host']} · waits {waits}"
+    return _fold(title, inner, is_open=is_newest)
+
+
+def moment(time_s: float) -> str:
+    """A date and time, to the second."""
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
 def _file(name: str) -> str:
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
-def _header(report: RankReport, loaders: Mapping[str, Sequence[RankReport]]) -> str:
-    figures = report.figures
-    ranks = len({each.figures["rank"] for of_loader in loaders.values() for each in of_loader})
+def _header(reports: Sequence[RankReport]) -> str:
+    """Title of the page, from the reports of the newest run."""
+    figures = reports[0].figures
+    ranks = len({report.figures["rank"] for report in reports})
+    loaders = dict.fromkeys(report.figures["loader"] for report in reports)
     when = datetime.fromtimestamp(figures["time_s"], UTC).strftime("%Y-%m-%d %H:%M UTC")
     where = f"{figures['host']} · process {figures['pid']}" if ranks == 1 else f"{ranks} ranks"
     return (
@@ -93,7 +157,7 @@ def _ranks(reports: Sequence[RankReport], *, alone: bool) -> str:
         for report in reports
     ]
     text = _slow_text(slow, reports)
-    title = "Ranks" if alone else f"Ranks of {reports[0].figures['loader']}"
+    title = "Ranks" if alone else f"Ranks of {reports[0].loader}"
     return _section(title, f"<p>{escape(text)}</p>" + _table(("rank", "host", "waits", "wait", "step", "limit"), rows))
 
 
@@ -121,15 +185,19 @@ def _mean(figures: Mapping[str, Any], stage: str) -> float:
     return times["total_s"] / times["count"] if times and times["count"] else 0.0
 
 
-def _rank(report: RankReport, *, folded: bool, named: bool) -> str:
-    inner = "".join(
+def _rank_title(report: RankReport, *, has_loaders: bool, has_ranks: bool) -> str:
+    """Name and share of waiting of one of several loaders or ranks."""
+    names = [f"Rank {report.figures['rank']}"] * has_ranks + [report.loader] * (has_loaders or not has_ranks)
+    if report.start_s is not None and report.loader != report.figures["loader"]:
+        names.append(f"from {moment(report.start_s)}")
+    return " · ".join((*names, f"waits {share(report.wait_share)}"))
+
+
+def _rank(report: RankReport) -> str:
+    return "".join(
         (_verdict(report), _lines(report), _tiles(report), _what_if(report), _where(report), _over_time(report),
          _timeline(report), _stages(report), _slowest(report), _skipped(report), _incidents(report), _settings(report))
     )  # fmt: skip
-    if not folded:
-        return inner
-    title = f"Rank {report.figures['rank']}" + (f" · {report.figures['loader']}" if named else "")
-    return f"<details><summary>{escape(title)}</summary>\n{inner}</details>\n"
 
 
 def _verdict(report: RankReport) -> str:
@@ -254,14 +322,18 @@ def _over_time(report: RankReport) -> str:
     moving = [pair for pair in pairwise(points) if pair[1]["batches"] > pair[0]["batches"]]
     if len(moving) < 2:
         return ""
-    started = points[0]["time_s"]
-    times = [later["time_s"] - started for _, later in moving]
-    both = [rates(earlier, later) for earlier, later in moving]
+    times = list(times_of(moving, points[0]["time_s"]))
+    # A rate is that of the time before its point.
+    samples, shares = zip(*(rates(*moving[max(place - 1, 0)]) for place in range(len(moving) + 1)), strict=True)
     charts = [
-        line_chart(Series("samples/s", times, [rate for rate, _ in both])),
-        line_chart(Series("waits, %", times, [100 * waited for _, waited in both]), ceiling=100),
-        line_chart(Series("ready batches", times, [float(later["ready"]) for _, later in moving])),
+        line_chart(Series("samples/s", [0, *times], samples)),
+        line_chart(Series("waits, %", [0, *times], [100 * waited for waited in shares]), ceiling=100),
     ]
+    # At the end of an epoch, nothing is left to be ready.
+    during = [(time, later) for time, (_, later) in zip(times, moving, strict=True) if later.get("event") != "epoch"]
+    if during:
+        ready = Series("ready batches", [time for time, _ in during], [float(later["ready"]) for _, later in during])
+        charts.append(line_chart(ready, span_s=times[-1]))
     # At the end of an epoch, workers may have ended: that is no measurement of their memory.
     measured = [(time, later["worker_nbytes"]) for time, (_, later) in zip(times, moving, strict=True)]
     memory = [(time, nbytes / (1 << 20)) for time, nbytes in measured if nbytes]
@@ -280,7 +352,10 @@ def _timeline(report: RankReport) -> str:
     ]
     if not blocks:
         return ""
-    return _section(f"The last {len(batches)} batches", timeline(blocks))
+    # What the loop does while it waits lies on top of the wait.
+    blocks.sort(key=lambda block: block[1] not in ("wait", "step"))
+    title = f"The last {len(batches)} batches" if len(batches) > 1 else "The last batch"
+    return _section(title, timeline(blocks))
 
 
 def _row_name(worker: int, stage: str) -> str:
@@ -311,8 +386,10 @@ def _slowest(report: RankReport) -> str:
     ]  # fmt: skip
     if not rows:
         return ""
-    shown = len(_SLOW_HEADS) - (not any(batch["address"] for batch in slowest))  # most datasets have no addresses
-    return _section("Slowest batches", _table(_SLOW_HEADS[:shown], [row[:shown] for row in rows]))
+    # Streams have no indices, and most datasets no addresses.
+    shown = [place for place in range(len(_SLOW_HEADS)) if any(row[place] for row in rows)]
+    cells = [[row[place] for place in shown] for row in rows]
+    return _section("Slowest batches", _table([_SLOW_HEADS[place] for place in shown], cells))
 
 
 _SLOW_HEADS = ("epoch", "batch", "stage", "took", "samples", "first sample")
@@ -364,12 +441,3 @@ def _table(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>\n'
-
-
-def reports_of_logs(logs: Iterable[Sequence[Mapping[str, Any]]]) -> Iterator[RankReport]:
-    """A report for each loader and rank in run logs, by rank."""
-    runs: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
-    for line in (line for lines in logs for line in lines):
-        runs.setdefault((line["rank"], line["loader"]), []).append(line)
-    for _, lines in sorted(runs.items()):
-        yield RankReport(lines[-1], lines)

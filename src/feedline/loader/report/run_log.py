@@ -9,9 +9,9 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from feedline.core.paths import replacing
 
@@ -48,7 +48,7 @@ class RunLog:
         self._next_s = first_s
         self._interval_s, self._max_nbytes = interval_s, max_nbytes
         self._due_s = 0.0
-        self._failed = False
+        self._began = self._failed = False
 
     def write(self, figures: Mapping[str, Any], *, epoch_ends: bool = False) -> None:
         """Append a line if one is due; `figures` have a "time_s"."""
@@ -60,8 +60,11 @@ class RunLog:
         self._next_s *= 2
         line = _line({**figures, "event": "epoch" if epoch_ends else "interval"})
         try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(line)
+            with self.path.open("ab+") as file:
+                if not self._began and _is_cut_off(file):  # by the kill of an earlier run
+                    file.write(b"\n")
+                self._began = True
+                file.write(line.encode())
                 nbytes = file.tell()
             if nbytes > self._max_nbytes:
                 self._thin_out()
@@ -81,10 +84,20 @@ class RunLog:
         while len(kept) > len(timed) // 2 and 0 < step_s < 4 * _duration_s(timed):
             kept = list(_last_of_each_step(timed, step_s))
             step_s *= 2
+        if len(kept) > len(timed) // 2:  # of many loaders, each with its last line
+            kept = kept[-(len(timed) // 2) :]
         text = "".join(_line(line) for line in [*foreign, *kept])
         with replacing(self.path) as file:
             file.write(text.encode())
         self._interval_s *= 2
+
+
+def _is_cut_off(file: BinaryIO) -> bool:
+    """True if the last line has no end."""
+    if not file.seek(0, os.SEEK_END):
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
 
 
 def _duration_s(lines: list[dict[str, Any]]) -> float:
@@ -92,10 +105,10 @@ def _duration_s(lines: list[dict[str, Any]]) -> float:
 
 
 def _last_of_each_step(lines: list[dict[str, Any]], step_s: float) -> Iterable[dict[str, Any]]:
-    """The last line of each step and loader, which sums most."""
+    """The last line of each step and loader object, which sums most."""
     first_s = min(line["time_s"] for line in lines)
     kept = {
-        (line.get("rank"), line.get("loader"), int((line["time_s"] - first_s) / step_s)): line
+        (line.get("rank"), line.get("loader"), line.get("instance"), int((line["time_s"] - first_s) / step_s)): line
         for line in sorted(lines, key=lambda line: line["time_s"])
     }
     return sorted(kept.values(), key=lambda line: line["time_s"])
@@ -122,15 +135,18 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     Damaged lines are left out, such as an incomplete last line.
     """
-    lines = []
-    for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            figures = json.loads(line)
-        except ValueError:  # the process was killed while it wrote, or another one is writing
-            continue
-        if isinstance(figures, dict):
-            lines.append(figures)
-    return lines
+    return [line for line in lines_of(path) if line is not None]
+
+
+def lines_of(path: str | os.PathLike[str]) -> Iterator[dict[str, Any] | None]:
+    """The lines of a run log one by one; None for a damaged one."""
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                figures = json.loads(line)
+            except (ValueError, RecursionError):  # the process was killed while it wrote, or another one is writing
+                figures = None
+            yield figures if isinstance(figures, dict) else None
 
 
 MOST_POINTS = 240
