@@ -41,6 +41,8 @@ class Reading(NamedTuple):
     """Statistics of one loader at one moment."""
 
     labels: Labels
+    instance: str
+    """Distinguishes loaders that have had the same labels."""
     stats: Stats
     waiting_s: float
     verdict: Mapping[str, Any]
@@ -128,12 +130,16 @@ def readings() -> list[Reading]:
 
 
 def _reading(monitor: Monitor) -> Reading:
-    labels = {"loader": monitor.identity["loader"], "rank": str(monitor.identity["rank"])}
-    return Reading(labels, monitor.stats(), monitor.waiting_s(), monitor.verdict)
+    identity = monitor.identity
+    labels = {"loader": identity["loader"], "rank": str(identity["rank"])}
+    return Reading(labels, identity["instance"], monitor.stats(), monitor.waiting_s(), monitor.verdict)
 
 
-_RESTARTED = 0.5
-"""Share of its former value below which a counter has restarted: another loader has the name now."""
+class _Highest(NamedTuple):
+    """Highest value of a counter so far, of one loader."""
+
+    instance: str
+    value: float
 
 
 class MetricsCollector:
@@ -144,7 +150,7 @@ class MetricsCollector:
 
     def __init__(self) -> None:
         self._core = load("prometheus_client.core", "metrics", "a Prometheus endpoint")
-        self._highest: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        self._highest: dict[tuple[str, frozenset[tuple[str, str]]], _Highest] = {}
 
     def collect(self) -> Iterator[Any]:
         """The metric families of all loaders, for prometheus_client."""
@@ -166,20 +172,22 @@ class MetricsCollector:
                 if value is not None:
                     all_labels = {**reading.labels, **labels}
                     if metric.kind == "counter":
-                        value = self._monotonic(metric.name, all_labels, value)  # noqa: PLW2901 - the same figure
+                        value = self._monotonic(metric.name, all_labels, reading.instance, value)  # noqa: PLW2901 - the same figure
                     family.add_sample(f"feedline_{metric.name}{suffix}", all_labels, value)
         return family
 
-    def _monotonic(self, name: str, labels: Labels, value: float) -> float:
-        """The value, or the previous one if that was a little higher.
+    def _monotonic(self, name: str, labels: Labels, instance: str, value: float) -> float:
+        """The value, or an earlier one of the same loader if that was higher.
 
-        CPU times and parts of stages are estimates, which may fall slightly. Prometheus would take this for a restart
-        of the counter, and count the whole value again.
+        CPU times and parts of stages are estimates, which may fall. Prometheus would take this for a restart of the
+        counter, and count the whole value again.
         """
         key = name, frozenset(labels.items())
-        before = self._highest.get(key, 0.0)
-        self._highest[key] = before if _RESTARTED * before <= value < before else value
-        return self._highest[key]
+        before = self._highest.get(key)
+        if before is not None and before.instance == instance:
+            value = max(value, before.value)
+        self._highest[key] = _Highest(instance, value)
+        return value
 
     def _histogram(self, name: str, text: str, values: Sequence[tuple[Labels, Reading, StageTimes | None]]) -> Any:
         family = self._core.HistogramMetricFamily(name, text)
