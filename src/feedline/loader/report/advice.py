@@ -296,7 +296,8 @@ def cheaper_fetch(model: Model, stats: Stats) -> Iterator[Advice]:
     context, source = model.context, model.context.source
     if dominant_part(stats, "fetch") is not None and not source.own_reader:  # of which `cheaper_part` says more
         return
-    if model.measured.mean("fetch").held_s and not source.own_reader:  # of which `less_locking` says more
+    # Of these, `less_locking` and `single_threads` say more.
+    if (model.measured.mean("fetch").held_s or is_oversubscribed(model)) and not source.own_reader:
         return
     method = f"{context.dataset}.{context.reads_by}"
     if source.own_reader:
@@ -317,11 +318,12 @@ def cheaper_fetch(model: Model, stats: Stats) -> Iterator[Advice]:
 def costliest_line(model: Model, _: Stats) -> Iterator[Advice]:
     """The line that takes most of a fetch, without its time.
 
-    No advice where the line belongs to the way of reading that other advice replaces.
+    No advice where the line belongs to the way of reading that other advice replaces, or takes long only because
+    threads outnumber the CPUs.
     """
     source = model.context.source
     line = next((line for line in model.context.lines if line.stage == "fetch" and line.is_own), None)
-    if line is None or (source.own_reader and not _is_other(line, source)):
+    if line is None or (source.own_reader and not _is_other(line, source)) or is_oversubscribed(model):
         return
     text = f"do less in {line.where}, {share(line.share)} of building a batch: {line.text}"
     yield from _less_fetching(model, _share_of_fetch(model, line.share), text)
@@ -381,7 +383,8 @@ def less_locking(model: Model, stats: Stats) -> Iterator[Advice]:
 def more_cpus(model: Model, _: Stats) -> Iterator[Advice]:
     """All CPUs of the machine, without other programs or a quota."""
     cpus = model.context.cpus
-    if model.machine.cpus < 0.9 * cpus and not model.is_throttled:
+    # Threads of the workers that outnumber the CPUs take them from each other.
+    if model.machine.cpus < 0.9 * cpus and not model.is_throttled and not is_oversubscribed(model):
         machine = replace(model.machine, cpus=cpus)
         text = (
             f"{cpus:g} CPUs without other programs: your processes were ready to run but had no CPU for "
@@ -395,22 +398,38 @@ def more_cpus(model: Model, _: Stats) -> Iterator[Advice]:
 
 
 def single_threads(model: Model, _: Stats) -> Iterator[Advice]:
-    """One thread per worker, where the workers' own threads outnumber the CPUs."""
+    """One thread per worker, where the workers' own threads outnumber the CPUs.
+
+    Such threads wait for each other, partly by computing, so it is unknown how much of their computing is work. The
+    gain is that of a thread that computes as long as now, without its helpers; it may be greater.
+    """
+    if not is_oversubscribed(model):
+        return
+    fetch, workers = model.measured.mean("fetch"), model.present.setting.num_workers
+    text = (
+        "one thread in each worker (torch.set_num_threads(1), cv2.setNumThreads(0), OMP_NUM_THREADS=1): "
+        f"{workers} workers with {fetch.width:.1f} threads each share {model.context.cpus:g} CPUs"
+    )
+    alone = max(1 - model.measured.helpers_share if model.measured.helpers_share else 0.0, 1 / fetch.width)
+
+    def changed(batch: BatchTimes) -> BatchTimes:
+        fetch = batch.work.get("fetch", Task())
+        single = fetch._replace(cpu_s=alone * fetch.cpu_s * fetch.width, width=1.0)
+        return replace(batch, work={**batch.work, "fetch": single})
+
+    gain = model.gain(model.present._replace(change=changed))
+    if gain >= LEAST_GAIN:
+        yield Advice(text, {}, gain, 1.0, max(gain, model.gain(model.removal("fetch"))), "bound")
+
+
+def is_oversubscribed(model: Model) -> bool:
+    """True if the workers' own threads outnumber the CPUs."""
     width, workers = model.measured.mean("fetch").width, model.present.setting.num_workers
-    if workers and width > 1.2 and width * workers > model.context.cpus:
-        case = model.present._replace(change=_one_thread)
-        text = (
-            f"one thread in each worker (cv2.setNumThreads(0), OMP_NUM_THREADS=1): {workers} workers with "
-            f"{width:.1f} threads each share {model.context.cpus:g} CPUs"
-        )
-        # The replay does not know how much the threads of all workers slow each other down.
-        gain = min(max(model.gain(case), width), model.free_gain)
-        yield Advice(text, {}, gain, 1.0, gain, "bound")
+    return bool(workers) and width > _SEVERAL and width * workers > model.context.cpus
 
 
-def _one_thread(batch: BatchTimes) -> BatchTimes:
-    fetch = batch.work.get("fetch", Task())
-    return replace(batch, work={**batch.work, "fetch": fetch._replace(width=1.0)})
+_SEVERAL = 1.2
+"""Threads that compute at once, on average, above which a worker has several."""
 
 
 _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
