@@ -14,7 +14,7 @@ from feedline.loader.report.model import Case, Gain, Model
 from feedline.loader.report.parts import dominant_part
 from feedline.loader.report.remedy import LEAST_GAIN, Advice, Basis, upper_bound
 from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, EngineSetting, Task
-from feedline.loader.report.sources import LineShare, SampleSource
+from feedline.loader.report.sources import SHOWS_CALLS, LineShare, SampleSource
 from feedline.loader.report.stats import Stats, count, seconds, share, size
 from feedline.workers.registry import find_pool
 
@@ -37,7 +37,8 @@ def advise(model: Model, stats: Stats) -> tuple[Advice, ...]:
     """Find changes that gain at least `LEAST_GAIN`, sorted.
 
     Predictions of at least `_LITTLE_GAIN` come first. Then a bound counts half of its gain, because one may get only a
-    part. Among changes that are equal to one decimal, the cheapest comes first: memory, then processes, then the order.
+    part; a prediction that may also be a loss counts with its least gain, too. Among changes that are equal to one
+    decimal, the cheapest comes first: memory, then processes, then the order.
     """
     found = [advice for find in _REMEDIES for advice in find(model, stats) if not model.context.has(advice.arguments)]
     worth = [advice for advice in found if advice.gain >= LEAST_GAIN]
@@ -48,7 +49,13 @@ def advise(model: Model, stats: Stats) -> tuple[Advice, ...]:
 def _rank(advice: Advice) -> tuple[bool, float, bool]:
     is_bound = advice.basis == "bound"
     counted = (1 + advice.gain) / 2 if is_bound else advice.gain
+    if not is_bound and advice.low < _LOSS:
+        counted = (counted + advice.low) / 2
     return is_bound or counted < _LITTLE_GAIN, -round(counted, 1), is_bound
+
+
+_LOSS = 0.9
+"""Least gain below which a change may make the loop slower."""
 
 
 _LITTLE_GAIN = 1.25
@@ -338,20 +345,25 @@ def _less_fetching(model: Model, part: float, text: str) -> Iterator[Advice]:
 
 
 def _other_share(model: Model) -> float:
-    """Share of the fetch in which lines call other libraries.
+    """Share of the fetch in lines that do not call the library that reads.
 
-    0 if no line calls the one that reads.
+    0 if it is not known whether any line calls it.
     """
     lines, source = model.context.lines, model.context.source
-    if all(line.library != source.library and line.where != source.where for line in lines):
+    is_called = any(line.library == source.library or line.where == source.where for line in lines)
+    if not is_called and source.library not in SHOWS_CALLS:
         return 0.0
     others = (line.share for line in lines if line.stage == "fetch" and _is_other(line, source))
     return _share_of_fetch(model, sum(others))
 
 
 def _is_other(line: LineShare, source: SampleSource) -> bool:
-    """True for a line that calls another library."""
-    return bool(line.library) and line.library != source.library and line.where != source.where
+    """True for a line that does not call the library that reads.
+
+    A line that runs no Python code of any library may call C code of that one.
+    """
+    is_known = bool(line.library) or source.library in SHOWS_CALLS
+    return is_known and line.library != source.library and line.where != source.where
 
 
 def _share_of_fetch(model: Model, part: float) -> float:
