@@ -81,13 +81,25 @@ def main() -> None:
     warnings.filterwarnings("ignore", "This DataLoader will create")
     outcomes = []
     with server() as url, temporary_folder() as folder:
-        for pipeline in pipelines(Path(folder), url, of_fields=options.fields):
-            if options.only in pipeline.name:
-                outcomes.append(examine(pipeline, options.rounds))
-                print(line(outcomes[-1]), flush=True)
+        known = pipelines(Path(folder), url, of_fields=options.fields)
+        try:
+            chosen = choose(known, options.only)
+        except ValueError as error:
+            parser.error(str(error))
+        for pipeline in chosen:
+            outcomes.append(examine(pipeline, options.rounds))
+            print(line(outcomes[-1]), flush=True)
     print("\n".join(summary(outcomes)), flush=True)
     if options.write:
         write(outcomes)
+
+
+def choose(known: list[Pipeline], text: str) -> list[Pipeline]:
+    """The loops whose names contain `text`; ValueError, with all names, if there are none."""
+    chosen = [pipeline for pipeline in known if text in pipeline.name]
+    if not chosen:
+        raise ValueError(f"no name contains {text!r}: {'; '.join(pipeline.name for pipeline in known)}")
+    return chosen
 
 
 def pipelines(folder: Path, url: str, *, of_fields: bool) -> list[Pipeline]:

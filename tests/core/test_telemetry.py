@@ -176,6 +176,24 @@ def test_the_bytes_that_a_worker_reads_are_counted(
     in_new_thread(measure)
 
 
+def test_the_work_of_other_threads_is_counted() -> None:
+    clock = telemetry.HelperThreads()
+    clock.advance()
+    assert clock.advance() == (0, 0), "no other thread has computed since"
+
+    def compute() -> int:
+        begun_ns = thread_time_ns()
+        while thread_time_ns() - begun_ns < 30_000_000:
+            sum(range(1000))
+        return thread_time_ns() - begun_ns
+
+    with ThreadPoolExecutor(2) as pool:
+        spent_ns = sum(future.result() for future in [pool.submit(compute) for _ in range(2)])
+        helped_ns, delayed_ns = clock.advance()
+    assert helped_ns >= 0.9 * spent_ns
+    assert delayed_ns >= 0
+
+
 def test_a_kernel_without_run_delays_and_bytes_gives_no_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "run_delay_ns", lambda: -1)
     monkeypatch.setattr(telemetry, "_files_nbytes", lambda **_: -1)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic_ns, process_time_ns, sleep, thread_time_ns
 from typing import NamedTuple
 
@@ -31,6 +32,10 @@ CPU = ".cpu"
 
 RUN_DELAY = "run_delay"
 """Stage of a span of run delay: time in which a worker was ready to run while other programs ran."""
+
+
+HELPERS = "helpers"
+"""Threads that a worker process has started. Only their CPU time is recorded, and their run delay with the worker's."""
 
 
 LOCK = "lock"
@@ -296,6 +301,53 @@ def recorder_of_batches() -> Recorder | None:
     return _current.recorder
 
 
+class HelperThreads:
+    """CPU time and run delay of all other threads of a process."""
+
+    def __init__(self) -> None:
+        self._cpu_ns = 0
+        self._read: dict[str, tuple[int, int]] = {}
+
+    def advance(self) -> tuple[int, int]:
+        """CPU time and run delay since the last call, in ns.
+
+        (0, 0) while they hardly compute. Of threads that have ended, only the CPU time is known: they count as delayed
+        like those that were found.
+        """
+        # After a fork the clocks begin again, and are behind the last reading.
+        before_ns, self._cpu_ns = self._cpu_ns, process_time_ns() - thread_time_ns()
+        cpu_ns = self._cpu_ns - before_ns
+        if cpu_ns < _LEAST_HELP_NS:
+            return 0, 0
+        before, self._read = self._read, _schedules_of_others()
+        gains = [
+            (ran_ns - before.get(thread, (0, 0))[0], delayed_ns - before.get(thread, (0, 0))[1])
+            for thread, (ran_ns, delayed_ns) in self._read.items()
+        ]
+        ran_ns, delayed_ns = (sum(gain) for gain in zip(*gains, strict=True)) if gains else (0, 0)
+        return cpu_ns, delayed_ns * max(cpu_ns, ran_ns) // ran_ns if ran_ns > 0 else 0
+
+
+_LEAST_HELP_NS = RUN_DELAY_EVERY_NS // 20
+"""CPU time of other threads between two readings below which they do not matter."""
+
+
+_TASKS = Path("/proc/self/task")
+
+
+def _schedules_of_others() -> dict[str, tuple[int, int]]:
+    """CPU time and run delay of each other thread of this process, in ns."""
+    schedules = {}
+    with suppress(OSError):
+        for thread in _TASKS.iterdir():
+            # A thread may end meanwhile, and some kernels do not count.
+            with suppress(OSError, ValueError), open(thread / "schedstat", "rb", buffering=0) as file:
+                ran_ns, delayed_ns = map(int, file.read().split()[:2])
+                schedules[thread.name] = ran_ns, delayed_ns
+    schedules.pop(str(threading.get_native_id()), None)
+    return schedules
+
+
 class _Threads(threading.local):
     """The recorder of each thread.
 
@@ -304,6 +356,7 @@ class _Threads(threading.local):
 
     def __init__(self) -> None:
         self.recorder = new_recorder()
+        self.helpers = HelperThreads()
 
 
 def _own_recorder() -> Recorder:
@@ -331,7 +384,8 @@ def set_worker(worker: int, *, own_process: bool = False) -> None:
 def add_run_delay(spans: list[SpanTuple], now_ns: int, *, among_threads: bool = False) -> None:
     """Append the run delay and the bytes read since the last reading.
 
-    They are read once in `RUN_DELAY_EVERY_NS`. In a worker that is a thread, a `LOCK` span is appended, too.
+    They are read once in `RUN_DELAY_EVERY_NS`, or less often where that takes long. In a worker that is a thread, a
+    `LOCK` span is appended, too; in a worker process, the CPU time of `HELPERS`, with their run delay added.
     `among_threads` is for the loop: True if its workers are threads.
     """
     current = _threads.recorder
@@ -342,10 +396,17 @@ def add_run_delay(spans: list[SpanTuple], now_ns: int, *, among_threads: bool = 
         probe = _lock_wait(current.worker)
         spans.append(probe)
         probe_ns = probe[2] - probe[1]
+    helped_ns = helpers_delay_ns = 0
+    if current.own_process:
+        began_ns = monotonic_ns()
+        helped_ns, helpers_delay_ns = _threads.helpers.advance()
+        probe_ns = monotonic_ns() - began_ns
+        if helped_ns:
+            spans.append((HELPERS + CPU, 0, helped_ns, current.worker))
     current.next_delay_ns = now_ns + max(RUN_DELAY_EVERY_NS, LOCK_PAUSE_FACTOR * probe_ns)
     before, current.delay_ns = current.delay_ns, run_delay_ns()
     if 0 <= before <= current.delay_ns:
-        spans.append((RUN_DELAY, before, current.delay_ns, current.worker))
+        spans.append((RUN_DELAY, before, current.delay_ns + helpers_delay_ns, current.worker))
     before, current.files_nbytes = current.files_nbytes, _files_nbytes(own_process=current.own_process)
     if 0 <= before <= current.files_nbytes:
         spans.append((FILES + NBYTES, before, current.files_nbytes, current.worker))

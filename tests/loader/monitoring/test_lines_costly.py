@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import queue
 import sys
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,13 +66,61 @@ class Broken(Slow):
         raise ValueError("no such sample")
 
 
-class Stream(IterableDataset[int]):
+class SlowStream(IterableDataset[torch.Tensor]):
+    """Samples, after some that the loop has read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.reads = path, 0
+
     def __iter__(self) -> Any:
-        yield from range(8)
+        with self.path.open() as file:
+            for text in file:
+                self.reads += 1
+                time.sleep(0.004)  # the line
+                yield torch.full((2,), float(text))
 
 
-def the_line(cls: type[Slow]) -> int:
-    lines, first = inspect.getsourcelines(cls.__getitem__)
+class OfFile(SlowStream):
+    """Samples of an open file, which a copy would share."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.file = path.open()
+
+    def __iter__(self) -> Any:
+        for text in self.file:
+            yield float(text)
+
+
+class OfQueue(SlowStream):
+    def __iter__(self) -> Any:
+        with suppress(queue.Empty):
+            yield 1.0
+
+
+class Waiting(SlowStream):
+    """A stream that waits for its next sample, and for ever."""
+
+    def __iter__(self) -> Any:
+        threading.Event().wait()
+        yield 1.0
+
+
+class Failing(SlowStream):
+    def __iter__(self) -> Any:
+        yield 1.0
+        raise ValueError("no such sample")
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> Path:
+    path = tmp_path / "numbers"
+    path.write_text("\n".join(map(str, range(50))))
+    return path
+
+
+def the_line(cls: type[Any], method: str = "__getitem__") -> int:
+    lines, first = inspect.getsourcelines(getattr(cls, method))
     return next(first + number for number, line in enumerate(lines) if "# the line" in line)
 
 
@@ -148,8 +199,37 @@ def test_a_batch_sampler_of_the_user_makes_batches() -> None:
     assert costly_lines(loader, 0.3)[0].text.endswith("# the line")
 
 
-def test_streams_and_empty_datasets_have_no_lines() -> None:
-    assert costly_lines(fl.DataLoader(Stream()), 0.05) == ()
+def test_the_line_of_a_stream_takes_the_time_and_the_stream_stays_where_it_is(numbers: Path) -> None:
+    dataset = SlowStream(numbers)
+    with fl.DataLoader(dataset, batch_size=4) as loader:
+        batches = iter(loader)
+        before = [next(batches), next(batches)]
+        reads = dataset.reads
+        verdict = loader.report(lines=True)
+        first = verdict.lines[0]
+        assert first.where == f"test_lines_costly.py:{the_line(SlowStream, '__iter__')}"
+        assert (first.stage, first.share > 0.5) == ("fetch", True)
+        assert dataset.reads == reads
+        assert torch.cat([*before, *batches])[:, 0].tolist() == list(range(50))
+
+
+@pytest.mark.parametrize("kind", [OfFile, OfQueue])
+def test_a_stream_that_a_copy_would_advance_is_not_read(kind: type[SlowStream], numbers: Path) -> None:
+    dataset: Any = kind(numbers)
+    assert costly_lines(fl.DataLoader(dataset), 0.05) == ()
+    if kind is OfFile:
+        with dataset.file:
+            assert dataset.file.tell() == 0
+
+
+def test_a_stream_that_waits_or_fails_leaves_the_verdict(numbers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feedline.loader.monitoring.lines._LATE_S", 0.1)
+    assert costly_lines(fl.DataLoader(Waiting(numbers)), 0.05) == ()
+    with pytest.raises(ValueError, match="no such sample"):
+        costly_lines(fl.DataLoader(Failing(numbers)), 0.3)
+
+
+def test_empty_datasets_have_no_lines() -> None:
     assert costly_lines(fl.DataLoader(TensorDataset(torch.zeros(0))), 0.05) == ()
 
 

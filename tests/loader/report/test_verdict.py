@@ -20,6 +20,7 @@ from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import MAIN, Span
 from feedline.errors import ArgumentError
 from feedline.loader.report import Advice, StageTimes, Stats, Totals, Verdict, diagnose
+from feedline.loader.report.advice import _rank
 from feedline.loader.report.calibration import HOP_S
 from feedline.loader.report.context import Context
 from feedline.loader.report.measured import Measured
@@ -343,11 +344,12 @@ def test_a_users_collate_function_is_named_and_the_default_one_is_not_advised_to
     assert not any("stack or pad" in advice.text for advice in verdict_of(slow_collate).advice)
 
 
-def test_the_line_that_takes_most_is_advised_and_the_own_answer_leaves_it() -> None:
+@pytest.mark.parametrize("library", ["scipy", ""], ids=["of a library", "of the user's own"])
+def test_the_line_that_takes_most_is_advised_and_the_own_answer_leaves_it(library: str) -> None:
     pipeline = replace(BASE, fetch=(0, 60))
     source = SampleSource("Image.open", "photos.py:31", "feedline.datasets.ImageFolder decodes less", "PIL")
     lines = (
-        LineShare(0.6, "photos.py:40", "x = ndimage.rotate(x, angle)", "fetch", "scipy"),
+        LineShare(0.6, "photos.py:40", "x = rotate(x, angle)", "fetch", library),
         LineShare(0.2, "photos.py:31", "x = np.array(Image.open(path))", "fetch", "PIL"),
     )
     verdict = verdict_of(pipeline, source=source, lines=lines)
@@ -359,8 +361,20 @@ def test_the_line_that_takes_most_is_advised_and_the_own_answer_leaves_it() -> N
     assert own.gain == pytest.approx(now_s / replace(pipeline, fetch=(0, 36)).run().period_s, rel=0.15)
     whole = verdict_of(pipeline, source=source).advice
     assert next(advice for advice in whole if "ImageFolder" in advice.text).gain > 1.5 * own.gain
+    called_in_c = verdict_of(pipeline, source=replace(source, library="lmdb"), lines=(lines[0],)).advice
+    assert next(advice for advice in called_in_c if "ImageFolder" in advice.text).gain > 1.5 * own.gain
+    alone = verdict_of(pipeline, source=source, lines=(lines[0]._replace(share=1.0),)).advice
+    assert not any("ImageFolder" in advice.text for advice in alone)
     reads = verdict_of(pipeline, source=source, lines=lines[1:]).advice
     assert not any("do less in photos.py" in advice.text for advice in reads)
+
+
+def test_a_prediction_that_may_be_a_loss_comes_after_a_better_bound() -> None:
+    sampler = Advice("a faster sampler", {}, 1.58, 1.0, 1.6, "bound")
+    inline = Advice("sends nothing", {"num_workers": 0}, 1.27, 0.61, 1.3)
+    assert sorted([inline, sampler], key=_rank) == [sampler, inline]
+    certain = replace(inline, low=1.2)
+    assert sorted([sampler, certain], key=_rank) == [certain, sampler]
 
 
 def test_a_lock_is_not_also_advised_as_a_fetch() -> None:

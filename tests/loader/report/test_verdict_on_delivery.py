@@ -15,7 +15,9 @@ import torch
 from torch.utils.data import Dataset
 
 import feedline as fl
+from diagnosis import choose
 from diagnosis_device import SlowBus, on_bus, with_slow_pins
+from diagnosis_pipelines import synthetic
 from feedline.loader.report import Verdict
 
 
@@ -94,3 +96,10 @@ def test_work_on_the_device_is_a_stage_with_a_remedy(arguments: dict[str, Any], 
     assert verdict.limiting_stage == stage, str(verdict)
     assert verdict.explained_share >= 0.9
     assert any(remedy in advice.text for advice in verdict.advice)
+
+
+def test_loops_of_the_bench_are_chosen_by_a_part_of_their_name() -> None:
+    known = synthetic()
+    assert [pipeline.name for pipeline in choose(known, "sampler")] == ["slow sampler"]
+    with pytest.raises(ValueError, match=r"no name contains 'fast sampler': .*; slow sampler; "):
+        choose(known, "fast sampler")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import Dataset, Sampler
-from undisturbed import Measurement, measured, was_slowed
+from undisturbed import ATTEMPTS, Measurement, measured, was_slowed
 
 import feedline as fl
 from feedline.core.dataset import Traits
+from feedline.loader.monitoring.resources import usable_cpus
 from feedline.loader.report import Verdict
 
 pytestmark = pytest.mark.alone
@@ -158,3 +161,39 @@ def test_workers_that_wait_for_each_other_are_not_advised_to_be_more(dataset: An
         return verdict.limiting_stage == "fetch" and is_seen and not more and "lock" in verdict.explanation
 
     measured(lambda: verdict_of(dataset, 0.001, 0.0165, **arguments), is_right)
+
+
+class ComputesInThreads(Dataset[torch.Tensor]):
+    """Samples for which each worker computes in several threads, outside of Python's lock."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.pool: ThreadPoolExecutor | None = None
+
+    def __len__(self) -> int:
+        return 160
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.pool = self.pool or ThreadPoolExecutor(self.threads)  # not before the fork
+        list(self.pool.map(compute, range(self.threads)))
+        return torch.zeros(2)
+
+
+def compute(number: int) -> bytes:
+    return hashlib.pbkdf2_hmac("sha256", b"password", bytes([number]), 5000)
+
+
+@pytest.mark.parametrize("has_several", [True, False])
+def test_threads_of_workers_that_outnumber_the_cpus_are_named(has_several: bool) -> None:
+    cpus = usable_cpus()
+    dataset = ComputesInThreads(2 * cpus if has_several else 1)
+
+    def is_right(verdict: Verdict) -> bool:
+        advises = [place for place, advice in enumerate(verdict.advice) if "one thread in each worker" in advice.text]
+        names = "the threads that fetch (ComputesInThreads.__getitem__) starts outnumber" in verdict.explanation
+        blames_samples = any("do less in ComputesInThreads" in advice.text for advice in verdict.advice)
+        return names == has_several and bool(advises) == has_several and not (has_several and blames_samples)
+
+    # Not `measured`: the threads take CPUs from each other, as other programs would.
+    verdicts = (verdict_of(dataset, 0.0, 0.0, num_workers=2).verdict for _ in range(ATTEMPTS))
+    assert any(map(is_right, verdicts))

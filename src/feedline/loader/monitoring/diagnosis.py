@@ -19,8 +19,8 @@ from feedline.loader.monitoring.resources import affine_cpus
 from feedline.loader.partitions import is_partitioned
 from feedline.loader.pools import LoaderPools, builder_of
 from feedline.loader.report import Advice, Verdict, diagnose
-from feedline.loader.report.advice import advise
 from feedline.loader.report.incidents import grows
+from feedline.loader.report.sources import LineShare
 from feedline.loader.report.verdict import copies_much
 
 _VERDICT_NS = 2_000_000_000
@@ -71,31 +71,33 @@ def verdict_of(loader: Any, monitor: Any, pools: LoaderPools, *, quick: bool, li
     `loader` is the loader, or its `Arguments`. With `lines`, also the user's lines that take the time.
     """
     stats, recent = monitor.verdict_inputs()
+    found, notes = _lines_of(loader) if lines else ((), ())
     context = replace(
         pools.context(loader),
+        lines=found,
         earlier_batches=max(monitor.whole.batches - stats.batches, 0),
         sending=monitor.sending.cost,
         # Both take milliseconds.
         memory_left_nbytes=memory_left(Cgroup.of_process()) if grows(stats) else None,
         copy_rates=None if quick or not copies_much(stats, recent) else measure_copy_rates(affine_cpus()),
     )
-    verdict = replace(diagnose(stats, context, recent, quick=quick), write_page=monitor.write_page)
-    if not lines:
-        return verdict
-    verdict = with_lines(verdict, loader)
-    if verdict.replayed is None or not verdict.lines:
-        return verdict
-    model = replace(verdict.replayed, context=replace(context, lines=verdict.lines))
-    return replace(verdict, advice=advise(model, stats))
+    verdict = diagnose(stats, context, recent, quick=quick)
+    return replace(verdict, lines=found, notes=(*verdict.notes, *notes), write_page=monitor.write_page)
 
 
 def with_lines(verdict: Verdict, loader: Any, seconds: float = SECONDS) -> Verdict:
     """The verdict, with the user's lines that take the time."""
+    lines, notes = _lines_of(loader, seconds)
+    return replace(verdict, lines=lines or verdict.lines, notes=(*verdict.notes, *notes))
+
+
+def _lines_of(loader: Any, seconds: float = SECONDS) -> tuple[tuple[LineShare, ...], tuple[str, ...]]:
+    """The user's lines that take the time, and notes on failures."""
     try:
-        return replace(verdict, lines=costly_lines(loader, seconds))
+        return costly_lines(loader, seconds), ()
     except Exception as error:  # noqa: BLE001 - the dataset is the user's, and the rest of the verdict stays useful
         note = f"The lines that take the time are not known: the dataset raised {type(error).__name__}: {error}"
-        return replace(verdict, notes=(*verdict.notes, note))
+        return (), (note,)
 
 
 def tune(loader: Any) -> tuple[Advice, ...]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import linecache
+import os
+import pickle
 import sys
 import sysconfig
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, monotonic_ns
@@ -18,9 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
+from feedline.core.descriptors import pipe
+from feedline.core.openmp import end_openmp_threads
 from feedline.core.rng_globals import restoring_globals
 from feedline.core.torch_wrappers import batch_getter
-from feedline.loader.report.sources import LineShare
+from feedline.loader.report.sources import LineShare, consumes
+from feedline.workers.process.forked import ForkedProcess
 
 SECONDS = 1.0
 """Time for which samples are read."""
@@ -54,15 +60,71 @@ def costly_lines(loader: DataLoader[Any], seconds: float = SECONDS) -> tuple[Lin
     """The lines with the largest shares of the time, largest first.
 
     Reads samples of a map-style dataset in this process, in a random order, and collates them; nothing is delivered,
-    and global generators are restored. Empty for a stream: reading would advance it. Exceptions of the dataset are
-    raised.
+    and global generators are restored. A copy of a stream is read from its beginning, in a forked process. Empty for a
+    stream that cannot be copied, such as one of an open file, or that takes messages from a queue. Exceptions of the
+    dataset are raised.
     """
     if isinstance(loader.dataset, IterableDataset):
-        return ()
+        return _lines_of_stream(loader, seconds)
     times = _LineTimes()
     with restoring_globals(), _watching(times):
         _read(loader, monotonic() + seconds, times)
     return tuple(times.shares())
+
+
+def _lines_of_stream(loader: DataLoader[Any], seconds: float) -> tuple[LineShare, ...]:
+    """The lines of a stream; see `costly_lines`."""
+    if consumes(loader.dataset) or not hasattr(os, "fork"):
+        return ()
+    end_openmp_threads()
+    reading, writing = pipe()
+    with reading, writing:
+        process = ForkedProcess()
+        process.start(lambda _: _send_lines(loader, seconds, writing.fd))
+        writing.close()
+        process.end(seconds + _LATE_S)  # a stream may wait for its next sample without a limit
+        with open(reading.fd, "rb", closefd=False) as file:
+            sent = file.read()
+    found = pickle.loads(sent) if sent else ()
+    if isinstance(found, Exception):
+        raise found
+    return tuple(found)
+
+
+_LATE_S = 2.0
+"""Time in which a stream has to give its last sample."""
+
+
+def _send_lines(loader: DataLoader[Any], seconds: float, fd: int) -> None:
+    times, result = _LineTimes(), list[LineShare]()
+    try:
+        with suppress(TypeError, pickle.PicklingError):
+            source = deepcopy(loader.dataset)
+            with _watching(times):
+                _read_stream(loader, source, monotonic() + seconds, times)
+            result = list(times.shares())
+        sent = pickle.dumps(result)
+    except Exception as error:  # noqa: BLE001 - any error of the user's stream, to be raised in the parent
+        sent = pickle.dumps(error)
+    os.write(fd, sent)
+
+
+def _read_stream(loader: DataLoader[Any], source: Any, deadline: float, times: _LineTimes) -> None:
+    """Iterate over a stream, and collate its samples, until the deadline."""
+    size = loader.batch_size or 1
+    while monotonic() < deadline:
+        times.stage = "fetch"
+        samples, samples_of = list[Any](), iter(source)
+        for sample in samples_of:
+            samples.append(sample)
+            if len(samples) == size or monotonic() > deadline:
+                times.stage = "collate"
+                loader.collate_fn(samples if loader._auto_collation else samples[0])
+                times.stage, samples = "fetch", []
+            if monotonic() > deadline:
+                return
+        if not samples:
+            return
 
 
 class _Line(NamedTuple):

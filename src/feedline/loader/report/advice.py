@@ -14,7 +14,7 @@ from feedline.loader.report.model import Case, Gain, Model
 from feedline.loader.report.parts import dominant_part
 from feedline.loader.report.remedy import LEAST_GAIN, Advice, Basis, upper_bound
 from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, EngineSetting, Task
-from feedline.loader.report.sources import LineShare, SampleSource
+from feedline.loader.report.sources import SHOWS_CALLS, LineShare, SampleSource
 from feedline.loader.report.stats import Stats, count, seconds, share, size
 from feedline.workers.registry import find_pool
 
@@ -37,7 +37,8 @@ def advise(model: Model, stats: Stats) -> tuple[Advice, ...]:
     """Find changes that gain at least `LEAST_GAIN`, sorted.
 
     Predictions of at least `_LITTLE_GAIN` come first. Then a bound counts half of its gain, because one may get only a
-    part. Among changes that are equal to one decimal, the cheapest comes first: memory, then processes, then the order.
+    part; a prediction that may also be a loss counts with its least gain, too. Among changes that are equal to one
+    decimal, the cheapest comes first: memory, then processes, then the order.
     """
     found = [advice for find in _REMEDIES for advice in find(model, stats) if not model.context.has(advice.arguments)]
     worth = [advice for advice in found if advice.gain >= LEAST_GAIN]
@@ -48,7 +49,13 @@ def advise(model: Model, stats: Stats) -> tuple[Advice, ...]:
 def _rank(advice: Advice) -> tuple[bool, float, bool]:
     is_bound = advice.basis == "bound"
     counted = (1 + advice.gain) / 2 if is_bound else advice.gain
+    if not is_bound and advice.low < _LOSS:
+        counted = (counted + advice.low) / 2
     return is_bound or counted < _LITTLE_GAIN, -round(counted, 1), is_bound
+
+
+_LOSS = 0.9
+"""Least gain below which a change may make the loop slower."""
 
 
 _LITTLE_GAIN = 1.25
@@ -296,7 +303,8 @@ def cheaper_fetch(model: Model, stats: Stats) -> Iterator[Advice]:
     context, source = model.context, model.context.source
     if dominant_part(stats, "fetch") is not None and not source.own_reader:  # of which `cheaper_part` says more
         return
-    if model.measured.mean("fetch").held_s and not source.own_reader:  # of which `less_locking` says more
+    # Of these, `less_locking` and `single_threads` say more.
+    if (model.measured.mean("fetch").held_s or is_oversubscribed(model)) and not source.own_reader:
         return
     method = f"{context.dataset}.{context.reads_by}"
     if source.own_reader:
@@ -317,11 +325,12 @@ def cheaper_fetch(model: Model, stats: Stats) -> Iterator[Advice]:
 def costliest_line(model: Model, _: Stats) -> Iterator[Advice]:
     """The line that takes most of a fetch, without its time.
 
-    No advice where the line belongs to the way of reading that other advice replaces.
+    No advice where the line belongs to the way of reading that other advice replaces, or takes long only because
+    threads outnumber the CPUs.
     """
     source = model.context.source
     line = next((line for line in model.context.lines if line.stage == "fetch" and line.is_own), None)
-    if line is None or (source.own_reader and not _is_other(line, source)):
+    if line is None or (source.own_reader and not _is_other(line, source)) or is_oversubscribed(model):
         return
     text = f"do less in {line.where}, {share(line.share)} of building a batch: {line.text}"
     yield from _less_fetching(model, _share_of_fetch(model, line.share), text)
@@ -336,20 +345,25 @@ def _less_fetching(model: Model, part: float, text: str) -> Iterator[Advice]:
 
 
 def _other_share(model: Model) -> float:
-    """Share of the fetch in which lines call other libraries.
+    """Share of the fetch in lines that do not call the library that reads.
 
-    0 if no line calls the one that reads.
+    0 if it is not known whether any line calls it.
     """
     lines, source = model.context.lines, model.context.source
-    if all(line.library != source.library and line.where != source.where for line in lines):
+    is_called = any(line.library == source.library or line.where == source.where for line in lines)
+    if not is_called and source.library not in SHOWS_CALLS:
         return 0.0
     others = (line.share for line in lines if line.stage == "fetch" and _is_other(line, source))
     return _share_of_fetch(model, sum(others))
 
 
 def _is_other(line: LineShare, source: SampleSource) -> bool:
-    """True for a line that calls another library."""
-    return bool(line.library) and line.library != source.library and line.where != source.where
+    """True for a line that does not call the library that reads.
+
+    A line that runs no Python code of any library may call C code of that one.
+    """
+    is_known = bool(line.library) or source.library in SHOWS_CALLS
+    return is_known and line.library != source.library and line.where != source.where
 
 
 def _share_of_fetch(model: Model, part: float) -> float:
@@ -381,7 +395,8 @@ def less_locking(model: Model, stats: Stats) -> Iterator[Advice]:
 def more_cpus(model: Model, _: Stats) -> Iterator[Advice]:
     """All CPUs of the machine, without other programs or a quota."""
     cpus = model.context.cpus
-    if model.machine.cpus < 0.9 * cpus and not model.is_throttled:
+    # Threads of the workers that outnumber the CPUs take them from each other.
+    if model.machine.cpus < 0.9 * cpus and not model.is_throttled and not is_oversubscribed(model):
         machine = replace(model.machine, cpus=cpus)
         text = (
             f"{cpus:g} CPUs without other programs: your processes were ready to run but had no CPU for "
@@ -395,22 +410,38 @@ def more_cpus(model: Model, _: Stats) -> Iterator[Advice]:
 
 
 def single_threads(model: Model, _: Stats) -> Iterator[Advice]:
-    """One thread per worker, where the workers' own threads outnumber the CPUs."""
+    """One thread per worker, where the workers' own threads outnumber the CPUs.
+
+    Such threads wait for each other, partly by computing, so it is unknown how much of their computing is work. The
+    gain is that of a thread that computes as long as now, without its helpers; it may be greater.
+    """
+    if not is_oversubscribed(model):
+        return
+    fetch, workers = model.measured.mean("fetch"), model.present.setting.num_workers
+    text = (
+        "one thread in each worker (torch.set_num_threads(1), cv2.setNumThreads(0), OMP_NUM_THREADS=1): "
+        f"{workers} workers with {fetch.width:.1f} threads each share {model.context.cpus:g} CPUs"
+    )
+    alone = max(1 - model.measured.helpers_share if model.measured.helpers_share else 0.0, 1 / fetch.width)
+
+    def changed(batch: BatchTimes) -> BatchTimes:
+        fetch = batch.work.get("fetch", Task())
+        single = fetch._replace(cpu_s=alone * fetch.cpu_s * fetch.width, width=1.0)
+        return replace(batch, work={**batch.work, "fetch": single})
+
+    gain = model.gain(model.present._replace(change=changed))
+    if gain >= LEAST_GAIN:
+        yield Advice(text, {}, gain, 1.0, max(gain, model.gain(model.removal("fetch"))), "bound")
+
+
+def is_oversubscribed(model: Model) -> bool:
+    """True if the workers' own threads outnumber the CPUs."""
     width, workers = model.measured.mean("fetch").width, model.present.setting.num_workers
-    if workers and width > 1.2 and width * workers > model.context.cpus:
-        case = model.present._replace(change=_one_thread)
-        text = (
-            f"one thread in each worker (cv2.setNumThreads(0), OMP_NUM_THREADS=1): {workers} workers with "
-            f"{width:.1f} threads each share {model.context.cpus:g} CPUs"
-        )
-        # The replay does not know how much the threads of all workers slow each other down.
-        gain = min(max(model.gain(case), width), model.free_gain)
-        yield Advice(text, {}, gain, 1.0, gain, "bound")
+    return bool(workers) and width > _SEVERAL and width * workers > model.context.cpus
 
 
-def _one_thread(batch: BatchTimes) -> BatchTimes:
-    fetch = batch.work.get("fetch", Task())
-    return replace(batch, work={**batch.work, "fetch": fetch._replace(width=1.0)})
+_SEVERAL = 1.2
+"""Threads that compute at once, on average, above which a worker has several."""
 
 
 _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (

@@ -9,7 +9,7 @@ from functools import cached_property
 from math import inf
 from typing import Self
 
-from feedline.core.telemetry import CPU, FILES, MAIN, NBYTES, RUN_DELAY, SWITCHES, Span
+from feedline.core.telemetry import CPU, FILES, HELPERS, MAIN, NBYTES, RUN_DELAY, SWITCHES, Span
 from feedline.loader.report.replay import MAIN_STAGES, NO_TASK, BatchTimes, Task
 from feedline.loader.report.stats import Stats, is_wall
 
@@ -62,6 +62,8 @@ class Measured:
     """Share of the requests of threads for Python's lock that find it in use."""
     contended_share: float = 0.0
     """Share of the workers' time spent waiting for a lock that another worker holds."""
+    helpers_share: float = 0.0
+    """Share of the workers' computing that is done by threads that they have started."""
     outside_share: float | None = None
     """Share of the time of worker threads spent waiting for files, networks and their own threads; None if unknown."""
     step_outside_share: float | None = None
@@ -92,7 +94,9 @@ class Measured:
         delay = _delays(tables) if has_delay else {}
         # The latest batches may be so short that no CPU time was read for some stage.
         ratios = {**_ratios_of_totals(stats), **_cpu_ratios(tables)}
-        batches = _without_debts([table.batch(ratios, delay) for table in later])
+        helped = _helped_shares(tables, ratios)
+        many = {worker for worker, part in helped.items() if part >= HELPED}
+        batches = _without_debts([table.batch(ratios, delay, has_helpers=table.worker in many) for table in later])
         batches = _with_turns(batches, later, ahead)
         return cls(
             batches,
@@ -106,6 +110,7 @@ class Measured:
             others_cpus=stats.others_cpus,
             lock_share=stats.lock_share,
             contended_share=stats.contended_share or 0.0,
+            helpers_share=_mean(helped.values()),
             outside_share=stats.outside_share,
             step_outside_share=stats.step_outside_share,
             step_waits=stats.step_waits,
@@ -177,9 +182,10 @@ class Measured:
     def preempted_share(self) -> float:
         """Run delay as a share of run delay and work.
 
-        Work is all computing and waiting of workers and loop in stages.
+        Work is all computing and waiting of workers and loop in stages, by each of their threads.
         """
-        return _share(self.delayed_s, sum(self.mean(stage).alone_s for stage in (*BUILD_STAGES, *MAIN_STAGES)))
+        tasks = [self.mean(stage) for stage in (*BUILD_STAGES, *MAIN_STAGES)]
+        return _share(self.delayed_s, sum(task.wait_s + task.cpu_s * task.width for task in tasks))
 
     def mean(self, stage: str) -> Task:
         """Mean task of a stage; empty if the stage did not run."""
@@ -286,18 +292,26 @@ class _BatchSpans:
             return None
         return self.waits, max(self.wall.get("step", 0.0) - self.cpu["step"], 0.0)
 
-    def batch(self, ratios: Mapping[str, float], delay: Mapping[int, float]) -> BatchTimes:
-        """The tasks of this batch."""
+    def batch(
+        self, ratios: Mapping[str, float], delay: Mapping[int, float], *, has_helpers: bool = False
+    ) -> BatchTimes:
+        """The tasks of this batch.
+
+        With `has_helpers`, its worker computes in several threads.
+        """
         work = {
-            stage: self._task(stage, ratios, delay.get(self.worker, 0.0))
+            stage: self._task(stage, ratios, delay.get(self.worker, 0.0), has_helpers=has_helpers)
             for stage in BUILD_STAGES
             if stage in self.wall
         }
         ours = {stage: self._task(stage, ratios, delay.get(MAIN, 0.0)) for stage in MAIN_STAGES}
         return BatchTimes(work, **ours)
 
-    def _task(self, stage: str, ratios: Mapping[str, float], delay: float) -> Task:
+    def _task(self, stage: str, ratios: Mapping[str, float], delay: float, *, has_helpers: bool = False) -> Task:
         wall_s = self.wall.get(stage, 0.0)
+        if has_helpers and (width := ratios.get(stage, 0.0) * (1 + delay)) > MULTITHREADED_CPUS:
+            # Ready threads, those that wait for a CPU included: where CPUs are short, few of them run at once.
+            return Task(0.0, wall_s / (1 + delay), min(width, _WIDEST))
         if stage in self.cpu:
             return _task(wall_s, self.cpu[stage], delay)
         return _task(wall_s, ratios[stage] * wall_s if stage in ratios else None, delay)
@@ -417,6 +431,21 @@ def _ratios_of_totals(stats: Stats) -> dict[str, float]:
     known = {stage: (times.cpu_s, times.total_s) for stage, times in stats.stages.items()}
     known["step"] = stats.step_cpu_s, stats.step_s
     return {stage: cpu_s / total_s for stage, (cpu_s, total_s) in known.items() if cpu_s is not None and total_s}
+
+
+def _helped_shares(tables: Sequence[_BatchSpans], ratios: Mapping[str, float]) -> dict[int, float]:
+    """Share of helper threads in the CPU time of each worker."""
+    helped, cpu = defaultdict[int, float](float), defaultdict[int, float](float)
+    for table in tables:
+        helped[table.worker] += table.cpu.get(HELPERS, 0.0)
+        for stage in BUILD_STAGES:
+            wall_s = table.wall.get(stage, 0.0)
+            cpu[table.worker] += table.cpu.get(stage, ratios.get(stage, 0.0) * wall_s)
+    return {worker: min(seconds / cpu[worker], 1.0) for worker, seconds in helped.items() if cpu[worker]}
+
+
+HELPED = 0.1
+"""Share of helper threads in the CPU time of a worker above which it counts as one of several threads."""
 
 
 def _delays(tables: Sequence[_BatchSpans]) -> dict[int, float]:

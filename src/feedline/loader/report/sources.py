@@ -54,6 +54,13 @@ _OWN_READERS = (
 )  # fmt: skip
 
 
+SHOWS_CALLS = frozenset((
+    "PIL", "boto3", "botocore", "datasets", "fsspec", "gcsfs", "httpx", "imageio", "json", "pandas", "requests", "s3fs",
+    "skimage", "smart_open", "tarfile", "urllib", "urllib3", "webdataset", "zarr", "zipfile",
+))  # fmt: skip
+"""Libraries whose calls run Python code of theirs, so that a line that calls one is known by it."""
+
+
 @dataclass(frozen=True, slots=True)
 class SampleSource:
     """Call of a library in `__getitem__` that reads or decodes a sample."""
@@ -96,6 +103,25 @@ def source_of(dataset: Any) -> SampleSource:
     with suppress(Exception):  # code objects of other tools may lack anything; then nothing is known
         return _known(list(_calls_of_dataset(dataset))) or _known(list(_kept_calls(dataset))) or SampleSource()
     return SampleSource()
+
+
+def consumes(stream: Any) -> bool:
+    """True for a stream whose samples are gone once they are read.
+
+    All streams of feedline count, because some are live.
+    """
+    if type(stream).__module__.partition(".")[0] == "feedline":
+        return True
+    with suppress(Exception):  # code objects of other tools may lack anything; then it is left alone
+        return any(call.target.partition(".")[0] in _QUEUES for call in _calls_of_dataset(stream))
+    return True
+
+
+_QUEUES = {
+    "aiokafka", "asyncio", "boto3", "botocore", "confluent_kafka", "google", "kafka", "multiprocessing", "nats", "paho",
+    "pika", "pulsar", "queue", "redis", "select", "serial", "socket", "websocket", "websockets", "zmq",
+}  # fmt: skip
+"""Libraries with which messages are taken from queues and connections."""
 
 
 def _known(calls: Sequence[_CodeName]) -> SampleSource | None:

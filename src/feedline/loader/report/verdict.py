@@ -13,7 +13,7 @@ from feedline.core.telemetry import Span
 from feedline.core.wrapping import WIDTH, columns, printable
 from feedline.errors import ArgumentError
 from feedline.loader.report import layout
-from feedline.loader.report.advice import advise, predict
+from feedline.loader.report.advice import advise, is_oversubscribed, predict
 from feedline.loader.report.context import THROTTLED_SHARE, Context
 from feedline.loader.report.copies import copies_of
 from feedline.loader.report.incidents import incidents
@@ -317,6 +317,10 @@ def _explain_stage(model: Model, stats: Stats, stage: str) -> str:
             f"{count(setting.num_workers, 'worker')} wait for it {waits} of their time. {_machine(model)}"
         )
     parts = f"{sentence(stats)} " if stage in STAGES_WITH_PARTS and sentence(stats) else ""
+    if is_oversubscribed(model):
+        robbed = measured.preempted_share
+        late = f" Those that are ready to run wait for a CPU for {share(robbed)} of their time." if robbed > 0.1 else ""
+        return f"Why: the threads that {name} starts outnumber the CPUs. {parts}{_machine(model)}{late}"
     return f"Why: {name} takes {seconds(task.alone_s)} a batch{each}{waiting}{place}, {where}. {parts}{_machine(model)}"
 
 
@@ -336,7 +340,7 @@ def _machine(model: Model) -> str:
         return f"Its copies use the memory bandwidth, which {copiers:.1f} threads use up."
     width = measured.mean("fetch").width
     demand = model.present.setting.num_workers * width
-    if demand > cpus and measured.concurrency > 0.8 * cpus:
+    if demand > cpus and (is_oversubscribed(model) or measured.concurrency > 0.8 * cpus):
         threads = f" with {width:.1f} threads each" if width > 1.2 else ""
         return f"{count(model.present.setting.num_workers, 'worker')}{threads} share {cpus:g} CPUs with the step."
     if model.is_throttled:

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from feedline.core.descriptors import Descriptors, pipe
+from feedline.core.openmp import end_openmp_threads
 from feedline.workers.process import channels
 from feedline.workers.process.environment import die_with_parent
 from feedline.workers.process.forked import ALL_SIGNALS, ForkedProcess, has_ended
@@ -92,6 +93,7 @@ class SnapshotProcessGroup(ZygoteProcessGroup):
         try:
             # Before the fork: after a later interrupt, the handler below checks if there is a snapshot.
             self._has_forked = True
+            end_openmp_threads()
             # Where the system reaps children, only the snapshot learns exit codes: it sets that right for itself.
             if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
                 self._fork_snapshot(Origin.capture())
