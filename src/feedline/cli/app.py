@@ -104,14 +104,14 @@ _format_foreign = warnings.formatwarning
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Text of a warning; those of feedline's own lines are without the place, which says nothing to users."""
+    """Text of a warning, without the place if that is feedline's own."""
     if filename.startswith(_OWN):
         return f"feedline: {message}\n"
     return _format_foreign(message, category, filename, lineno, line)
 
 
 def _print_error(message: str, console: Console) -> None:
-    """Print an error, at the width of a terminal; files get whole lines."""
+    """Print an error at the width of a terminal; in files, whole."""
     lines = printable(f"feedline: {message}", console.encoding).splitlines()
     if console.is_terminal:
         lines = [part for line in lines for part in wrap(line, console.width, break_long_words=False) or [""]]

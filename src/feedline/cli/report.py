@@ -40,7 +40,7 @@ def _expand(paths: Sequence[str]) -> list[Path]:
 
 
 def _lines(path: Path, notes: list[str]) -> Iterator[Mapping[str, Any]]:
-    """The lines of a run log; a note counts those that are of something else."""
+    """The lines of a run log; a note counts all others."""
     remedy = "FEEDLINE_LOG=run.jsonl, or log= of the DataLoader, writes one"
     number = damaged = foreign = 0
     try:

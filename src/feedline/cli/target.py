@@ -297,7 +297,7 @@ _STAGES = {
 
 
 def _set_up(function: Any) -> None:
-    """Call `setup` of a Lightning module, as its trainer does before it asks for a loader."""
+    """Call `setup` of a Lightning module, as its trainer does."""
     setup = getattr(getattr(function, "__self__", None), "setup", None)
     stage = _STAGES.get(getattr(function, "__name__", ""))
     if callable(setup) and stage is not None:

@@ -12,7 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedline.core.kernels import native
-from feedline.core.telemetry import CPU, LOCK, MAIN, NBYTES, PARTS, RUN_DELAY, SWITCHES, SpanTuple
+from feedline.core.telemetry import (
+    CPU,
+    LOCK,
+    MAIN,
+    NBYTES,
+    PARTS,
+    RUN_DELAY,
+    STEP_THREADS_DELAY,
+    SWITCHES,
+    SpanTuple,
+)
 
 PER_OCTAVE = 4
 """Bounds per doubling: a quantile is at most a tenth off."""
@@ -67,7 +77,7 @@ REORDER = "reorder"
 """Stage of a batch that has been built and waits for an earlier one."""
 
 
-_NOT_BUILDING = frozenset((*LOOP, "sample", REORDER, PARTS, RUN_DELAY, LOCK))
+_NOT_BUILDING = frozenset((*LOOP, "sample", REORDER, PARTS, RUN_DELAY, STEP_THREADS_DELAY, LOCK))
 
 
 _OTHER_CLOCKS = (CPU, SWITCHES, NBYTES)

@@ -38,6 +38,10 @@ HELPERS = "helpers"
 """Threads that a worker process has started. Only their CPU time is recorded, and their run delay with the worker's."""
 
 
+STEP_THREADS_DELAY = "step_threads_delay"
+"""Stage of a span of run delay of the threads that compute steps with the loop's thread, divided by their number."""
+
+
 LOCK = "lock"
 """Stage of a probe of Python's lock: the time until a thread that has released the lock has it again."""
 
@@ -336,7 +340,7 @@ _TASKS = Path("/proc/self/task")
 
 
 def _schedules_of_others() -> dict[str, tuple[int, int]]:
-    """CPU time and run delay of each other thread of this process, in ns."""
+    """CPU time and run delay of each other thread, in ns."""
     schedules = {}
     with suppress(OSError):
         for thread in _TASKS.iterdir():
@@ -381,12 +385,13 @@ def set_worker(worker: int, *, own_process: bool = False) -> None:
         _threads.recorder.own_process = True
 
 
-def add_run_delay(spans: list[SpanTuple], now_ns: int, *, among_threads: bool = False) -> None:
+def add_run_delay(spans: list[SpanTuple], now_ns: int, *, among_threads: bool = False, step_threads: int = 0) -> None:
     """Append the run delay and the bytes read since the last reading.
 
     They are read once in `RUN_DELAY_EVERY_NS`, or less often where that takes long. In a worker that is a thread, a
     `LOCK` span is appended, too; in a worker process, the CPU time of `HELPERS`, with their run delay added.
-    `among_threads` is for the loop: True if its workers are threads.
+    The others are for the loop: `among_threads` is True if its workers are threads, and `step_threads` is the number of
+    threads that compute steps with it, whose run delay is appended, too.
     """
     current = _threads.recorder
     if now_ns < current.next_delay_ns:
@@ -397,11 +402,14 @@ def add_run_delay(spans: list[SpanTuple], now_ns: int, *, among_threads: bool = 
         spans.append(probe)
         probe_ns = probe[2] - probe[1]
     helped_ns = helpers_delay_ns = 0
-    if current.own_process:
+    if current.own_process or step_threads:
         began_ns = monotonic_ns()
         helped_ns, helpers_delay_ns = _threads.helpers.advance()
         probe_ns = monotonic_ns() - began_ns
-        if helped_ns:
+        if step_threads:
+            spans.append((STEP_THREADS_DELAY, 0, helpers_delay_ns // step_threads, current.worker))
+            helpers_delay_ns = 0
+        elif helped_ns:
             spans.append((HELPERS + CPU, 0, helped_ns, current.worker))
     current.next_delay_ns = now_ns + max(RUN_DELAY_EVERY_NS, LOCK_PAUSE_FACTOR * probe_ns)
     before, current.delay_ns = current.delay_ns, run_delay_ns()

@@ -29,6 +29,7 @@ class StepClocks:
         # The CPU time of a step includes the threads that compute it, but not those that build batches.
         self._cpu_clock = process_time_ns if has_processes or not works_ahead else thread_time_ns
         self._among_threads = works_ahead and not has_processes
+        self._step_threads = torch.get_num_threads() - 1 if has_processes else 0
         self._next_ns = self._left_waits = 0
         self._left_cpu_ns: int | None = None
         self._size_due_ns = 0
@@ -62,7 +63,7 @@ class StepClocks:
             self.spans.append((BATCH + NBYTES, 0, _nbytes(batch), MAIN))
             counted_ns = monotonic_ns()
             self._size_due_ns, now_ns = counted_ns + _SIZE_PAUSE_FACTOR * (counted_ns - now_ns), counted_ns
-        add_run_delay(self.spans, now_ns, among_threads=self._among_threads)
+        add_run_delay(self.spans, now_ns, among_threads=self._among_threads, step_threads=self._step_threads)
         self.read, self.due_ns, self._next_ns = False, 0, now_ns + CPU_EVERY_NS
         self._left_cpu_ns, self._left_waits = self._cpu_clock(), waits_of_thread()
 

@@ -238,7 +238,7 @@ def test_objects_may_take_as_long_to_make_as_to_unpack(more_ms: int) -> None:
 
 
 def test_cpus_that_other_programs_use_may_be_missing_to_more_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doubts, "_WORTH_TOGETHER", 1.0)
+    monkeypatch.setattr(doubts, "WORTH_TOGETHER", 1.0)
     slow = replace(COMPUTES, workers=0, others=1)
     run, faster = slow.run(), replace(slow, workers=2)
     for others_cpus in (0.0, 1.0):

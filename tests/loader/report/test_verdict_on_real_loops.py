@@ -197,3 +197,44 @@ def test_threads_of_workers_that_outnumber_the_cpus_are_named(has_several: bool)
     # Not `measured`: the threads take CPUs from each other, as other programs would.
     verdicts = (verdict_of(dataset, 0.0, 0.0, num_workers=2).verdict for _ in range(ATTEMPTS))
     assert any(map(is_right, verdicts))
+
+
+class Computes(Dataset[torch.Tensor]):
+    """Samples that take 5 ms of a CPU."""
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        end_s = time.thread_time() + 0.005
+        while time.thread_time() < end_s:
+            pass
+        return torch.zeros(2)
+
+
+@pytest.mark.parametrize("threads", [1, max(usable_cpus(), 2)])
+@pytest.mark.parametrize("workers", [0, usable_cpus()])
+def test_threads_of_steps_that_wait_for_cpus_of_workers_are_named(threads: int, workers: int) -> None:
+    weights = torch.randn(256, 256)
+    before = torch.get_num_threads()
+
+    def verdict() -> Verdict:
+        with fl.DataLoader(Computes(), batch_size=4, num_workers=workers) as loader:
+            for _ in loader:
+                for _ in range(8):
+                    torch.mm(weights, weights)
+            return loader.report()
+
+    def is_right(verdict: Verdict) -> bool:
+        # Without workers, the advice of workers names them in addition.
+        advice = [each for each in verdict.advice if "torch.set_num_threads(1) in the training" in each.text]
+        return bool(advice) == (threads > 1) and all(
+            ("num_workers" in each.arguments) != bool(workers) for each in advice
+        )
+
+    torch.set_num_threads(threads)
+    try:
+        # Not `measured`: the threads take CPUs from each other, as other programs would.
+        assert any(is_right(verdict()) for _ in range(ATTEMPTS))
+    finally:
+        torch.set_num_threads(before)

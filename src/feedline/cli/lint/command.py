@@ -110,7 +110,7 @@ def _uses(trainer: SourceFile, path: str) -> bool:
 
 
 def _is_set_by_importer(hit: Hit, setters: Iterable[SourceFile]) -> bool:
-    """True if a script sets the epoch of samplers, and imports the module of this hit."""
+    """True if a script that sets epochs imports the hit's module."""
     return hit.code == "missing-set-epoch" and any(_uses(setter, hit.place.path) for setter in setters)
 
 

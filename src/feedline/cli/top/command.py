@@ -91,7 +91,7 @@ def _screens(
     height: int | None,
     view: ScreenState | None = None,
 ) -> Group:
-    """Screens of all loaders, one below the other, within the height of a terminal."""
+    """Screens of all loaders, within the height of a terminal."""
     view = view or ScreenState()
     width = console.width - (printable("…", console.encoding) != "…") * _WIDER_IN_ASCII
     lines: list[Text] = [] if readings else [Text(line) for line in wrap(_NOTHING, width)]

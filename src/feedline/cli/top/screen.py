@@ -75,7 +75,7 @@ def _cut(lines: list[Text], most: int) -> list[Text]:
 
 
 def _head(now: LoaderReading, width: int) -> list[Text]:
-    """Process, loader and place in the data: one line, or two in a narrow terminal."""
+    """Process, loader and place in the data, in one or two lines."""
     figures = now.figures
     rank = f" · rank {figures['rank']}" if figures["world_size"] > 1 else ""
     length = figures["length"]
@@ -217,7 +217,7 @@ def _bar(filled: float) -> str:
 
 
 def _workers(before: LoaderReading | None, now: LoaderReading, width: int, view: ScreenState, room: int) -> list[Text]:
-    """A line for each worker; for those that were longest at their batch if there is no room for all."""
+    """A line for each worker, longest at its batch first, within `room`."""
     earlier = {worker.pid: worker for worker in before.workers} if before is not None else {}
     wall_s = (now.now_ns - before.now_ns) / 1e9 if before is not None else 0.0
     fits = len(now.workers) <= room

@@ -177,7 +177,7 @@ class MetricsCollector:
         return family
 
     def _monotonic(self, name: str, labels: Labels, instance: str, value: float) -> float:
-        """The value, or an earlier one of the same loader if that was higher.
+        """The value, or a higher earlier one of the same loader.
 
         CPU times and parts of stages are estimates, which may fall. Prometheus would take this for a restart of the
         counter, and count the whole value again.

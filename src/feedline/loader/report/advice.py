@@ -16,6 +16,7 @@ from feedline.loader.report.remedy import LEAST_GAIN, Advice, Basis, upper_bound
 from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, EngineSetting, Task
 from feedline.loader.report.sources import SHOWS_CALLS, LineShare, SampleSource
 from feedline.loader.report.stats import Stats, count, seconds, share, size
+from feedline.loader.report.step_threads import fewer_step_threads, mention_of_step_threads, without_crowd
 from feedline.workers.registry import find_pool
 
 ENOUGH_SHARE = 0.95
@@ -90,6 +91,7 @@ def more_or_fewer_workers(model: Model, stats: Stats) -> Iterator[Advice]:
     half = next((number for number, gain in gains.items() if gain - 1 >= 0.6 * (best - 1)), wanted)
     for number in dict.fromkeys((wanted, half)):
         text = _reason_for_workers(model, number) + _mention_of_kernels(model, cases[number])
+        text += mention_of_step_threads(model, number)
         yield from _advice(model, cases[number], text, {"num_workers": number}, *doubtful_cases(model, cases[number]))
 
 
@@ -209,7 +211,7 @@ def other_pools(model: Model, _: Stats) -> Iterator[Advice]:
         sent_s = sum(model.measured.mean(stage).alone_s for stage in ("serialize", "receive")) + model.machine.latency_s
         text = f"a batch costs {seconds(sent_s)} on its way from the worker, and {_building(model)} to build"
         text += "; worker_init_fn does not run then" if context.initializes else ""
-        case = model.with_setting(EngineSetting())
+        case = without_crowd(model, model.with_setting(EngineSetting()))
         yield from _advice(model, case, text, {"num_workers": 0}, *doubtful_cases(model, case))
 
 
@@ -345,7 +347,7 @@ def _less_fetching(model: Model, part: float, text: str) -> Iterator[Advice]:
 
 
 def _other_share(model: Model) -> float:
-    """Share of the fetch in lines that do not call the library that reads.
+    """Share of the fetch in lines without the reading library.
 
     0 if it is not known whether any line calls it.
     """
@@ -454,6 +456,7 @@ _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
     less_locking,
     more_cpus,
     single_threads,
+    fewer_step_threads,
     fewer_bytes,
     one_copy,
     less_decoding,

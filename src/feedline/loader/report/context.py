@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from feedline.collate.batch_reads import reader_of
@@ -80,6 +81,8 @@ class Context:
     """Library call with which the dataset reads its samples."""
     lines: tuple[LineShare, ...] = ()
     """The lines that take the time of samples; empty if they were not asked for."""
+    step_threads: int = 1
+    """Threads of torch's operators in the training process."""
     initializes: bool = False
     """True if workers run the user's `worker_init_fn`."""
     accelerates: bool = False
@@ -144,6 +147,7 @@ def context_of(loader: Any, builder: Any, kind: PoolKind, kind_with_workers: Poo
         collate_fn=_collate_fn_of(loader),
         epoch_batches=_length_of(loader),
         source=source,
+        step_threads=torch.get_num_threads(),
         initializes=loader.worker_init_fn is not None,
         accelerates=bool(loader._fl.accelerate) and source.library == "PIL",
     )

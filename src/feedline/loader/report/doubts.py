@@ -72,12 +72,12 @@ def _slower_cpus(model: Model, case: Case) -> Iterator[Case]:
     They may be two threads of one core, which virtual machines do not show, and share caches and power. As many as
     compute now are as fast as they are now.
     """
-    worth = max(_WORTH_TOGETHER * model.context.cpus, model.measured.concurrency)
+    worth = max(WORTH_TOGETHER * model.context.cpus, model.measured.concurrency)
     if worth < case.machine.cpus:
         yield case._replace(machine=replace(case.machine, cpus=worth))
 
 
-_WORTH_TOGETHER = 0.7
+WORTH_TOGETHER = 0.7
 """Speed of a CPU while all others compute, too, as a share of its speed alone.
 
 Two threads of a core that read and write much memory have two thirds of it each.

@@ -9,7 +9,7 @@ from functools import cached_property
 from math import inf
 from typing import Self
 
-from feedline.core.telemetry import CPU, FILES, HELPERS, MAIN, NBYTES, RUN_DELAY, SWITCHES, Span
+from feedline.core.telemetry import CPU, FILES, HELPERS, MAIN, NBYTES, RUN_DELAY, STEP_THREADS_DELAY, SWITCHES, Span
 from feedline.loader.report.replay import MAIN_STAGES, NO_TASK, BatchTimes, Task
 from feedline.loader.report.stats import Stats, is_wall
 
@@ -54,6 +54,10 @@ class Measured:
     """Run delay of workers and loop, summed."""
     late_s: float = 0.0
     """Run delay of the loop after wake-ups: the part that the times of its stages still contain."""
+    fastest_step_s: float = 0.0
+    """Time that a tenth of the steps do not exceed, on the wall clock."""
+    step_threads_delay_s: float = 0.0
+    """Run delay of each of the threads that compute steps with the loop's thread."""
     delivery_s: float | None = None
     """Time from a worker to a loop that waits; None if unknown."""
     others_cpus: float | None = None
@@ -118,6 +122,8 @@ class Measured:
             delay=delay,
             delayed_s=sum(sum(table.delay.values()) for table in tables) / len(later) if has_delay else 0.0,
             late_s=_late_s(later, batches) if has_delay else 0.0,
+            fastest_step_s=sorted(table.wall["step"] for table in later)[len(later) // 10],
+            step_threads_delay_s=_mean(table.step_threads_delay_s for table in later) if has_delay else 0.0,
             has_cpu=bool(ratios),
             files_nbytes=files_nbytes_of(recent),
         )
@@ -253,6 +259,7 @@ class _BatchSpans:
     """Time at which the loop began to unpack it, or had it if there was nothing to unpack."""
     waits: int | None = field(init=False, default=None)
     """Number of waits of its step; None if not read."""
+    step_threads_delay_s: float = field(init=False, default=0.0)
 
     @classmethod
     def of(cls, spans: Sequence[Span]) -> Self:
@@ -263,11 +270,13 @@ class _BatchSpans:
         )
         worker = MAIN
         called_ns = built_ns = delivered_ns = received_ns = 0
-        began_ns, waits = inf, None
+        began_ns, waits, threads_delay_s = inf, None, 0.0
         for stage, start_ns, stop_ns, owner in spans:
             elapsed_s = (stop_ns - start_ns) / 1e9
             if stage == RUN_DELAY:
                 delay[owner] += elapsed_s
+            elif stage == STEP_THREADS_DELAY:
+                threads_delay_s += elapsed_s
             elif stage == "step" + SWITCHES:
                 waits = stop_ns - start_ns
             elif stage.endswith(CPU):
@@ -282,7 +291,7 @@ class _BatchSpans:
                     worker, began_ns, built_ns = owner, min(began_ns, start_ns), max(built_ns, stop_ns)
         times_s = (each / 1e9 for each in (called_ns, began_ns, built_ns, received_ns or delivered_ns))
         table = cls(dict(wall), dict(cpu), dict(delay), worker, *times_s)
-        table.waits = waits
+        table.waits, table.step_threads_delay_s = waits, threads_delay_s
         return table
 
     @property

@@ -52,7 +52,7 @@ class RankReport:
 
 
 def page(reports: Sequence[RankReport], notes: Sequence[str] = ()) -> str:
-    """The text of the page, for one or more runs, loaders and ranks.
+    """The text of the page for runs, loaders and ranks.
 
     Reports of a run are next to each other. `notes` are sentences on what the logs lack.
     """

@@ -139,7 +139,7 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def lines_of(path: str | os.PathLike[str]) -> Iterator[dict[str, Any] | None]:
-    """The lines of a run log one by one; None for a damaged one."""
+    """The lines of a run log; None for a damaged one."""
     with Path(path).open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:

@@ -1,4 +1,4 @@
-"""Runs in run logs: reports of their loaders and ranks, newest run first."""
+"""Runs in run logs: reports of loaders and ranks, newest first."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _CHARTED = ("time_s", "wall_s", "epoch", "batches", "samples", "wait_s", "step_s
 
 
 def is_of_run_log(line: Any) -> bool:
-    """True for a line of a run log, of this version or an earlier one."""
+    """True for a line of a run log, of any version."""
     return (
         isinstance(line, Mapping)
         and isinstance(line.get("loader"), str)
@@ -125,7 +125,7 @@ def _complete(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reports_of_logs(lines: Iterable[Mapping[str, Any]]) -> tuple[list[RankReport], list[str]]:
-    """Reports of each run, loader and rank in lines of run logs, and notes on what is missing.
+    """Reports of each run, loader and rank, and notes on gaps.
 
     The newest run is first. All lines satisfy `is_of_run_log`; those of one loader are in the order of its file.
     """
@@ -180,7 +180,7 @@ def _runs(logs: Iterable[_LoaderLog]) -> Iterator[list[_LoaderLog]]:
 
 
 def _reports_of_run(logs: Sequence[_LoaderLog], run: int) -> tuple[list[RankReport], list[str]]:
-    """The reports of a run by loader and rank, and notes on it."""
+    """The reports of a run by loader and rank, with notes."""
     groups: dict[tuple[str, int], list[_LoaderLog]] = {}
     for log in logs:
         groups.setdefault((log.first["loader"], log.first["rank"]), []).append(log)

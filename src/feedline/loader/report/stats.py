@@ -10,7 +10,7 @@ from typing import Any
 
 from feedline.core.histogram import REORDER, quantile_s
 from feedline.core.store_metrics import StoreStatistics
-from feedline.core.telemetry import CPU, LOCK, MAIN, NBYTES, PARTS, RUN_DELAY, SWITCHES
+from feedline.core.telemetry import CPU, LOCK, MAIN, NBYTES, PARTS, RUN_DELAY, STEP_THREADS_DELAY, SWITCHES
 from feedline.core.wrapping import columns, printable, wrap
 
 _FLAT = (
@@ -256,7 +256,7 @@ class Stats:
         return self.wait_s / self.wall_s if self.wall_s else 0.0
 
 
-_OTHER_CLOCKS = (RUN_DELAY, LOCK, PARTS)
+_OTHER_CLOCKS = (RUN_DELAY, STEP_THREADS_DELAY, LOCK, PARTS)
 
 
 def is_wall(stage: str) -> bool:
