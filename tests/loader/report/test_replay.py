@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
@@ -16,8 +17,9 @@ from feedline.core.telemetry import MAIN, Span
 from feedline.loader.report import doubts, verdict
 from feedline.loader.report.advice import predict
 from feedline.loader.report.calibration import PREEMPTED_SHARE
+from feedline.loader.report.context import Context
 from feedline.loader.report.measured import Measured, files_nbytes_of
-from feedline.loader.report.model import Model
+from feedline.loader.report.model import Case, Model
 from feedline.loader.report.replay import (
     INLINE,
     PROCESS,
@@ -30,6 +32,7 @@ from feedline.loader.report.replay import (
     replay,
 )  # fmt: skip
 from feedline.loader.report.stats import Stats
+from feedline.workers.registry import PROCESSES
 
 STEP = Task(0, 0.01)
 
@@ -161,6 +164,10 @@ PAIRS = {
 }  # fmt: skip
 
 
+def period_of(case: Case, recorded: Sequence[BatchTimes]) -> float:
+    return replay(case.apply(recorded), case.setting, case.machine)
+
+
 def model_of(run: Run) -> Model:
     return Model.of(Measured.of(run.recent, run.stats), run.pipeline.context())
 
@@ -217,7 +224,7 @@ def test_the_time_of_workers_between_batches_overlaps() -> None:
     assert model is not None
     assert gain_of(slow, faster, model) == pytest.approx(run.period_s / faster.run().period_s, rel=0.1)
     inline = model.with_setting(EngineSetting())
-    assert inline.period_s(model.measured.batches) == pytest.approx(replace(slow, workers=0).run().period_s, rel=0.05)
+    assert period_of(inline, model.measured.batches) == pytest.approx(replace(slow, workers=0).run().period_s, rel=0.05)
 
 
 def test_a_loop_waits_no_longer_for_a_batch_than_its_delivery_takes() -> None:
@@ -291,7 +298,7 @@ def test_the_start_and_the_end_of_workers_count_only_where_there_are_any() -> No
     assert model.startup_s == pytest.approx(0.57, rel=0.02)
     inline = model.with_setting(EngineSetting())
     assert model.gain(inline) == pytest.approx(
-        (0.57 + 20 * model.now_s) / (20 * inline.period_s(measured.batches)), rel=0.05
+        (0.57 + 20 * model.now_s) / (20 * period_of(inline, measured.batches)), rel=0.05
     )
 
 
@@ -535,3 +542,23 @@ def test_processes_do_not_share_the_locks_of_threads() -> None:
     setting = model.present.setting
     assert model.gain(model.with_setting(replace(setting, num_workers=8))) == pytest.approx(1.0, abs=0.05)
     assert model.gain(model.with_setting(replace(setting, method=PROCESS))) > 1.5
+
+
+def test_steps_are_faster_as_far_as_workers_leave_them_cpus() -> None:
+    """Four of five steps wait for CPUs of the workers; the fifth takes 2 ms."""
+    steps = [Task(0, 0.002 if turn % 5 == 0 else 0.022) for turn in range(50)]
+    recorded = tuple(BatchTimes({"fetch": Task(0, 0.03), "collate": Task(0, 0.01)}, step=step) for step in steps)
+    measured = Measured(
+        recorded, period_s=0.03, wait_s=0.01, step_s=0.018, fastest_step_s=0.002, step_threads_delay_s=0.009
+    )
+    setting = {"pool": PROCESSES, "num_workers": 2, "cpus": 2.0}
+    crowded = Model(measured, Machine(cpus=2.0), 1.0, Context(**setting, step_threads=2))
+    alone = Model(measured, Machine(cpus=2.0), 1.0, Context(**setting, step_threads=1))
+    assert crowded.are_steps_crowded
+    assert not alone.are_steps_crowded
+    assert crowded.free_gain == pytest.approx(crowded.now_s / 0.002, rel=0.02)
+    assert alone.free_gain == pytest.approx(alone.now_s / 0.018, rel=0.02)
+    inline = crowded.gain(crowded.with_setting(EngineSetting()))
+    assert inline > alone.gain(alone.with_setting(EngineSetting())) > 0
+    assert crowded.removal_gains["fetch"] > crowded.removal_gains["collate"] > 1
+    assert crowded.data_gain == pytest.approx(alone.data_gain)

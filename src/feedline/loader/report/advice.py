@@ -16,7 +16,7 @@ from feedline.loader.report.remedy import LEAST_GAIN, Advice, Basis, upper_bound
 from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, EngineSetting, Task
 from feedline.loader.report.sources import SHOWS_CALLS, LineShare, SampleSource
 from feedline.loader.report.stats import Stats, count, seconds, share, size
-from feedline.loader.report.step_threads import fewer_step_threads, mention_of_step_threads, without_crowd
+from feedline.loader.report.step_threads import fewer_step_threads, mention_of_step_threads
 from feedline.workers.registry import find_pool
 
 ENOUGH_SHARE = 0.95
@@ -211,7 +211,7 @@ def other_pools(model: Model, _: Stats) -> Iterator[Advice]:
         sent_s = sum(model.measured.mean(stage).alone_s for stage in ("serialize", "receive")) + model.machine.latency_s
         text = f"a batch costs {seconds(sent_s)} on its way from the worker, and {_building(model)} to build"
         text += "; worker_init_fn does not run then" if context.initializes else ""
-        case = without_crowd(model, model.with_setting(EngineSetting()))
+        case = model.with_setting(EngineSetting())
         yield from _advice(model, case, text, {"num_workers": 0}, *doubtful_cases(model, case))
 
 

@@ -56,10 +56,9 @@ class Case(NamedTuple):
     machine: Machine
     change: TimesChange | None = None
 
-    def period_s(self, batches: Sequence[BatchTimes]) -> float:
-        """Seconds from batch to batch."""
-        changed = batches if self.change is None else [self.change(batch) for batch in batches]
-        return replay(changed, self.setting, self.machine)
+    def apply(self, batches: Sequence[BatchTimes]) -> Sequence[BatchTimes]:
+        """The batches with the change."""
+        return batches if self.change is None else [self.change(batch) for batch in batches]
 
 
 @dataclass(frozen=True)
@@ -97,12 +96,43 @@ class Model:
     @cached_property
     def now_s(self) -> float:
         """Seconds from batch to batch in the replay of the present."""
-        return self.present.period_s(self.measured.batches)
+        return self._period_s(self.present, self.measured.batches)
+
+    @cached_property
+    def are_steps_crowded(self) -> bool:
+        """True if threads of the steps wait for CPUs that workers have."""
+        measured, context = self.measured, self.context
+        is_crowded = context.step_threads + context.num_workers > context.cpus
+        is_late = measured.step_threads_delay_s > _DELAYED_SHARE * measured.step_s > 0
+        return context.step_threads > 1 and is_crowded and is_late and self.present.setting.method == PROCESS
+
+    def _period_s(self, case: Case, batches: Sequence[BatchTimes]) -> float:
+        """Seconds from batch to batch."""
+        changed = case.apply(batches)
+        if self.are_steps_crowded and (case.change is not None or case.setting.method != PROCESS):
+            changed = self._relieve_steps(batches, changed, has_workers=case.setting.method == PROCESS)
+        return replay(changed, case.setting, case.machine)
+
+    def _relieve_steps(
+        self, batches: Sequence[BatchTimes], changed: Sequence[BatchTimes], *, has_workers: bool
+    ) -> Sequence[BatchTimes]:
+        """Batches whose steps are as much faster as workers compute less."""
+        before_s, after_s = (sum(batch.whole_work.cpu_s for batch in each) for each in (batches, changed))
+        left = min(after_s / before_s, 1.0) if before_s and has_workers else 0.0
+        fastest_s = self.measured.fastest_step_s
+
+        def relieved(before: BatchTimes, after: BatchTimes) -> BatchTimes:
+            more_s = before.step.alone_s - fastest_s
+            if after.step != before.step or more_s <= 0:
+                return after
+            return after.with_step(fastest_s + left * more_s, before.step.width)
+
+        return list(map(relieved, batches, changed))
 
     def gain(self, case: Case) -> float:
         """Speed-up of the whole loop, start-up included."""
         if case not in self._gains:  # several remedies ask for the same numbers of workers
-            after_s = case.period_s(self.measured.batches)
+            after_s = self._period_s(case, self.measured.batches)
             self._gains[case] = self._epoch_gain(self.now_s, after_s, case.setting)
         return self._gains[case]
 
@@ -118,7 +148,8 @@ class Model:
         if not self.has_ranges:
             return Gain(gain := self.gain(case), gain, gain)
         gains = sorted(
-            self._epoch_gain(before_s, case.period_s(batches), case.setting) for batches, before_s in self._replicates
+            self._epoch_gain(before_s, self._period_s(case, batches), case.setting)
+            for batches, before_s in self._replicates
         )
         error = 0.02 + min(abs(self.now_s / self.measured.period_s - 1) / 2, 0.2) if self.measured.period_s else 0.02
         gain = self.gain(case)
@@ -145,13 +176,14 @@ class Model:
     def free_gain(self) -> float:
         """Gain if data took no time: the headroom of the loop."""
         case = Case(self.present.setting, replace(self.machine, latency_s=0.0), BatchTimes.only_step)
-        step_s = case.period_s(self.measured.batches)
+        step_s = self._period_s(case, self.measured.batches)
         return self.now_s / step_s if step_s > 0 else _MOST_GAIN
 
     @cached_property
     def data_gain(self) -> float:
         """Speed of the data alone, as a multiple of the loop's."""
-        data_s = self.present._replace(change=lambda batch: batch.without("step")).period_s(self.measured.batches)
+        case = self.present._replace(change=lambda batch: batch.without("step"))
+        data_s = self._period_s(case, self.measured.batches)
         return self.now_s / data_s if data_s > 0 else _MOST_GAIN
 
     def with_setting(self, setting: EngineSetting) -> Case:
@@ -220,7 +252,7 @@ class Model:
         """Resampled recordings, each with its period in the present."""
         source = random.Random(0)
         resampled = [_resample(self.measured.batches, source) for _ in range(REPLICATES)]
-        return [(batches, self.present.period_s(batches)) for batches in resampled]
+        return [(batches, self._period_s(self.present, batches)) for batches in resampled]
 
 
 _ASSUMED_EPOCH_BATCHES = 1_000_000
@@ -228,6 +260,10 @@ _ASSUMED_EPOCH_BATCHES = 1_000_000
 
 
 _MOST_GAIN = 1000.0
+
+
+_DELAYED_SHARE = 0.1
+"""Share of a step for which its threads are ready but have no CPU, from which they slow it down."""
 
 
 def _change_transport(method: str, sending: SendingCost | None) -> TimesChange:

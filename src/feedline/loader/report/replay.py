@@ -96,6 +96,11 @@ class BatchTimes:
         """The batch with a step that waits longer, or shorter if negative."""
         return replace(self, step=self.step._replace(wait_s=max(self.step.wait_s + seconds, 0.0)))
 
+    def with_step(self, seconds: float, threads: float) -> BatchTimes:
+        """The batch with a step of this length, on so many CPUs."""
+        wait_s = min(self.step.wait_s, seconds)
+        return replace(self, step=Task(wait_s, seconds - wait_s, threads))
+
     def only_step(self) -> BatchTimes:
         """The batch if data took no time: only the step is left."""
         return BatchTimes({}, step=self.step)
