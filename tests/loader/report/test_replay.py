@@ -562,3 +562,13 @@ def test_steps_are_faster_as_far_as_workers_leave_them_cpus() -> None:
     assert inline > alone.gain(alone.with_setting(EngineSetting())) > 0
     assert crowded.removal_gains["fetch"] > crowded.removal_gains["collate"] > 1
     assert crowded.data_gain == pytest.approx(alone.data_gain)
+
+
+def test_steps_are_not_shorter_than_those_that_other_programs_left_alone() -> None:
+    steps = [Task(0.003 if turn % 5 == 0 else 0.006, 0.0001) for turn in range(50)]
+    recorded = tuple(BatchTimes({"fetch": Task(0, 0.03)}, step=step) for step in steps)
+    known = {"period_s": 0.03, "wait_s": 0.025, "step_s": 0.0055, "fastest_step_s": 0.0031, "step_waits": 1.0}
+    measured = Measured(recorded, **known, delayed_s=0.04, late_s=0.02, others_cpus=1.0, has_cpu=True)
+    model = Model.of(measured, Context(pool=PROCESSES, num_workers=2, cpus=2.0))
+    assert min(batch.step.alone_s for batch in model.measured.batches) == pytest.approx(0.0031)
+    assert model.free_gain <= 1.001 * model.now_s / 0.0031

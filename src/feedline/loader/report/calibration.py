@@ -329,7 +329,20 @@ def _with_late_loop(measured: Measured, setting: EngineSetting, machine: Machine
 
 
 def _with_shorter_steps(measured: Measured, seconds: float) -> Measured:
-    return replace(measured, batches=tuple(batch.with_longer_step(-seconds) for batch in measured.batches))
+    """The batches with shorter steps.
+
+    Workers may delay every step, but other programs leave some alone: steps do not become shorter than the fastest.
+    """
+    least_s = measured.fastest_step_s if (measured.others_cpus or 0.0) > _OTHERS_CPUS else 0.0
+
+    def shorter(batch: BatchTimes) -> BatchTimes:
+        return batch.with_longer_step(-min(seconds, max(batch.step.alone_s - least_s, 0.0)))
+
+    return replace(measured, batches=tuple(map(shorter, measured.batches)))
+
+
+_OTHERS_CPUS = 0.25
+"""CPUs in use by other programs from which they are a reason for late steps."""
 
 
 MOST_SLICE_S = 0.006

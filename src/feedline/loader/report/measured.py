@@ -100,7 +100,9 @@ class Measured:
         ratios = {**_ratios_of_totals(stats), **_cpu_ratios(tables)}
         helped = _helped_shares(tables, ratios)
         many = {worker for worker, part in helped.items() if part >= HELPED}
+        fastest_s = sorted(table.wall["step"] for table in later)[len(later) // 10]
         batches = _without_debts([table.batch(ratios, delay, has_helpers=table.worker in many) for table in later])
+        batches = _with_long_steps(batches, [min(table.wall["step"], fastest_s) for table in later])
         batches = _with_turns(batches, later, ahead)
         return cls(
             batches,
@@ -122,7 +124,7 @@ class Measured:
             delay=delay,
             delayed_s=sum(sum(table.delay.values()) for table in tables) / len(later) if has_delay else 0.0,
             late_s=_late_s(later, batches) if has_delay else 0.0,
-            fastest_step_s=sorted(table.wall["step"] for table in later)[len(later) // 10],
+            fastest_step_s=fastest_s,
             step_threads_delay_s=_mean(table.step_threads_delay_s for table in later) if has_delay else 0.0,
             has_cpu=bool(ratios),
             files_nbytes=files_nbytes_of(recent),
@@ -361,6 +363,12 @@ def _without_debts(batches: Sequence[BatchTimes]) -> tuple[BatchTimes, ...]:
         return BatchTimes(work, **tasks)
 
     return tuple(map(changed, batches))
+
+
+def _with_long_steps(batches: Sequence[BatchTimes], least_s: Sequence[float]) -> tuple[BatchTimes, ...]:
+    """The batches, with steps of at least `least_s`: the run delay of a step is not all of its waiting."""
+    missing_s = (least - batch.step.alone_s for batch, least in zip(batches, least_s, strict=True))
+    return tuple(batch.with_longer_step(max(more, 0.0)) for batch, more in zip(batches, missing_s, strict=True))
 
 
 def _with_turns(batches: tuple[BatchTimes, ...], tables: Sequence[_BatchSpans], ahead: int) -> tuple[BatchTimes, ...]:
