@@ -366,7 +366,10 @@ def _without_debts(batches: Sequence[BatchTimes]) -> tuple[BatchTimes, ...]:
 
 
 def _with_long_steps(batches: Sequence[BatchTimes], least_s: Sequence[float]) -> tuple[BatchTimes, ...]:
-    """The batches, with steps of at least `least_s`: the run delay of a step is not all of its waiting."""
+    """The batches, with steps of at least `least_s`.
+
+    The run delay of a step is not all of its waiting.
+    """
     missing_s = (least - batch.step.alone_s for batch, least in zip(batches, least_s, strict=True))
     return tuple(batch.with_longer_step(max(more, 0.0)) for batch, more in zip(batches, missing_s, strict=True))
 
