@@ -67,7 +67,7 @@ def _other_caches(model: Model, case: Case) -> Iterator[Case]:
 
 
 def _slower_cpus(model: Model, case: Case) -> Iterator[Case]:
-    """The same change, if CPUs that compute together slow each other down.
+    """The same change, if CPUs together are slower, or not.
 
     They may be two threads of one core, which virtual machines do not show, and share caches and power. As many as
     compute now are as fast as they are now.
@@ -75,6 +75,8 @@ def _slower_cpus(model: Model, case: Case) -> Iterator[Case]:
     worth = max(WORTH_TOGETHER * model.context.cpus, model.measured.concurrency)
     if worth < case.machine.cpus:
         yield case._replace(machine=replace(case.machine, cpus=worth))
+    if case.machine.cpus < model.machine.cpus:
+        yield case._replace(machine=replace(case.machine, cpus=model.machine.cpus))
 
 
 WORTH_TOGETHER = 0.7

@@ -191,16 +191,22 @@ class Model:
 
         With another kind of pool, the costs of transport, of wake-ups and of Python's lock change, too.
         """
-        before = self.present.setting
+        before, machine = self.present.setting, replace(self.machine, cpus=self._cpus_together)
         if before.method == setting.method:
-            return Case(setting, self.machine)
-        machine = replace(self.machine, latency_s=HOP_S[setting.method])
+            return Case(setting, machine)
+        machine = replace(machine, latency_s=HOP_S[setting.method])
         if setting.method == THREAD:
             machine = replace(machine, gil_share=ASSUMED_GIL_SHARE if self.context.fetches_many else 1.0)
         transport = _change_transport(setting.method, self.context.sending)
         if before.method == THREAD:  # each process has the locks of threads for itself
             return Case(setting, machine, lambda batch: transport(batch.without_exclusion()))
         return Case(setting, machine, transport)
+
+    @property
+    def _cpus_together(self) -> float:
+        """CPUs for another setting; further ones are worth less."""
+        worth = max(WORTH_EXPECTED * self.context.cpus, self.measured.concurrency)
+        return min(self.machine.cpus, worth)
 
     @property
     def startup_s(self) -> float:
@@ -260,6 +266,13 @@ _ASSUMED_EPOCH_BATCHES = 1_000_000
 
 
 _MOST_GAIN = 1000.0
+
+
+WORTH_EXPECTED = 0.85
+"""Speed of a CPU while all others compute, too, as a share of its speed alone.
+
+Between 1, and that of two threads of one core: see `feedline.loader.report.doubts.WORTH_TOGETHER`.
+"""
 
 
 _DELAYED_SHARE = 0.1
