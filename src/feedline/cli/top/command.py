@@ -78,7 +78,7 @@ def follow(pid: int | None, console: Console, interval_s: float) -> None:
 
 
 _LEAST_LINES = 6
-"""Lines below which a further loader is left out: the place, the loop, and a worker."""
+"""Least height of a further loader: the place, the loop, and a worker."""
 
 
 _WIDER_IN_ASCII = 2

@@ -36,7 +36,7 @@ _SLOW_S = 5.0
 
 
 _WORKER_LINES = 17
-"""Lines of the workers where the output has no height. The last one counts the workers that are left out."""
+"""Height of the workers where the output has none. The last line counts the workers that are left out."""
 
 
 def screen(
@@ -46,7 +46,7 @@ def screen(
     view: ScreenState | None = None,
     height: int | None = None,
 ) -> list[Text]:
-    """Lines of one loader, of at most `width` columns.
+    """The screen of one loader, of at most `width` columns.
 
     Rates cover the time since the reading `before`, or the last seconds if `before` is None. With a `height`, advice
     and then workers are left out until the lines fit, but never the worker that is slowest.
@@ -303,7 +303,7 @@ def _incidents(now: LoaderReading, width: int) -> list[Text]:
 
 
 def _packed(parts: Sequence[str], width: int, style: str = "") -> list[Text]:
-    """Lines with as many whole parts as fit."""
+    """Wrapped text with as many whole parts as fit."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + 3 + len(part) <= width:
