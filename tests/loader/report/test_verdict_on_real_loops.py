@@ -233,8 +233,9 @@ print(json.dumps([[*each.arguments] for each in advice if "torch.set_num_threads
 """
 
 
-@pytest.mark.parametrize("threads", [1, max(usable_cpus(), 2)])
-@pytest.mark.parametrize("workers", [0, usable_cpus()])
+@pytest.mark.parametrize(
+    ("threads", "workers"), [(1, usable_cpus()), (max(usable_cpus(), 2), 0), (max(usable_cpus(), 2), usable_cpus())]
+)
 def test_threads_of_steps_that_wait_for_cpus_of_workers_are_named(threads: int, workers: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(CROWDED)
