@@ -309,7 +309,7 @@ class HelperThreads:
     """CPU time and run delay of all other threads of a process."""
 
     def __init__(self) -> None:
-        self._cpu_ns = 0
+        self._cpu_ns: int | None = None
         self._read: dict[str, tuple[int, int]] = {}
 
     def advance(self) -> tuple[int, int]:
@@ -320,6 +320,9 @@ class HelperThreads:
         """
         # After a fork the clocks begin again, and are behind the last reading.
         before_ns, self._cpu_ns = self._cpu_ns, process_time_ns() - thread_time_ns()
+        if before_ns is None:  # what they did before the first call does not count
+            self._read = _schedules_of_others()
+            return 0, 0
         cpu_ns = self._cpu_ns - before_ns
         if cpu_ns < _LEAST_HELP_NS:
             return 0, 0

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, replace
-from functools import reduce
 from typing import Any
 
 from feedline.core.telemetry import Span
@@ -21,7 +20,7 @@ from feedline.loader.report.measured import BUILD_STAGES, Measured, files_nbytes
 from feedline.loader.report.model import Gain, Model
 from feedline.loader.report.parts import STAGES_WITH_PARTS, dominant_part, sentence
 from feedline.loader.report.remedy import LEAST_GAIN, Advice
-from feedline.loader.report.replay import INLINE, LEAST_REPLAYED, MAIN_STAGES, NO_TASK, THREAD, BatchTimes, Task
+from feedline.loader.report.replay import INLINE, LEAST_REPLAYED, MAIN_STAGES, THREAD, BatchTimes, Task
 from feedline.loader.report.sources import LineShare
 from feedline.loader.report.stats import Stats, count, seconds, share, size
 
@@ -244,7 +243,7 @@ def _straggles(model: Model) -> bool:
     """True if the same work, evenly spread, would help most."""
     if model.present.setting.method == INLINE:
         return False
-    works = [reduce(Task.__add__, batch.work.values(), NO_TASK) for batch in model.measured.batches]
+    works = [batch.whole_work for batch in model.measured.batches]
     times = sorted(work.alone_s for work in works)
     if times[-1 - len(times) // 100] < STRAGGLER_RATIO * times[len(times) // 2]:
         return False
