@@ -264,7 +264,7 @@ def scan_frames(source: MediaSource, name: str) -> FrameTable:
         raise SampleError(
             f"{name} has no time stamps: add them with a copy (ffmpeg -fflags +genpts -i {name} -c copy out.mp4)"
         )
-    _check_order(packets, name, video)
+    _check_order(packets, name, base)
     keys = {packet[0]: order for order, packet in enumerate(packets) if packet[1]}
     first = min(keys, default=None)
     # Frames before the first keyframe refer to frames that were cut off; an edit list leaves out hidden frames.
@@ -309,7 +309,7 @@ def _packets(video: OpenVideo) -> tuple[list[_Packet], bool]:
     return packets, is_cut
 
 
-def _check_order(packets: Sequence[_Packet], name: str, video: OpenVideo) -> None:
+def _check_order(packets: Sequence[_Packet], name: str, time_base: Fraction) -> None:
     """Raise SampleError for time stamps that do not identify a frame."""
     keys = [packet[0] for packet in packets if packet[1]]
     shown = Counter(packet[0] for packet in packets if not packet[2])
@@ -318,7 +318,7 @@ def _check_order(packets: Sequence[_Packet], name: str, video: OpenVideo) -> Non
     if twice is not None:
         raise SampleError(
             f"{name} has several frames at one time stamp, or time stamps that go back, after"
-            f" {float(twice * video.stream.time_base):.3f} s, as files have that cat has joined. Write it again"
+            f" {float(twice * time_base):.3f} s, as files have that cat has joined. Write it again"
             f" (ffmpeg -i {name} out.mp4), or pass on_error='skip' to the loader"
         )
 
