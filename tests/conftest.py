@@ -26,7 +26,7 @@ LONGEST_FILES = (
     *("test_unseeded", "test_interrupts", "test_resume", "test_mixtures", "test_pool", "test_torch_orders"),
     *("test_deaths", "test_iterable_datasets", "test_torch_exits", "test_ranks"),
     *("test_drop_in", "test_agreement", "test_fork_server", "test_dataset_formats", "test_torch_iterable"),
-    *("test_docs", "test_servers", "test_local", "test_vision", "test_fuzz_run", "test_demo", "test_decode_samplings"),
+    *("test_docs", "test_servers", "test_local", "test_vision", "test_demo", "test_decode_samplings"),
     *("test_decode_verdicts", "test_outage", "test_cache", "test_slow_lines", "test_wrappers"),
     *("test_kill_parent", "test_ray"),
     *("test_huggingface_stream", "test_formats_s3", "test_bench", "test_layers", "test_deploy"),

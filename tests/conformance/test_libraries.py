@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from preloaded import Preloaded
 from torch.utils.data import Dataset
 
 import feedline as fl
@@ -123,9 +123,10 @@ def test_ignite_runs_over_the_same_batches(engine_class: str) -> None:
 
 
 @pytest.mark.parametrize("first", ["import torchdata.stateful_dataloader", "feedline.patch_torch()"])
-def test_torchdatas_loader_is_left_alone_by_the_patch(first: str) -> None:
+def test_torchdatas_loader_is_left_alone_by_the_patch(first: str, preloaded: Preloaded, tmp_path: Path) -> None:
     second = "feedline.patch_torch()" if "torchdata" in first else "import torchdata.stateful_dataloader"
-    code = f"""
+    script, log = tmp_path / "script.py", tmp_path / "output.log"
+    script.write_text(f"""
 import feedline
 {first}
 {second}
@@ -136,8 +137,8 @@ assert next(batches).tolist() == [0, 1] and len(loader) == 5
 again = StatefulDataLoader(list(range(10)), 2, num_workers=0)
 again.load_state_dict(loader.state_dict())
 assert [batch.tolist() for batch in again] == [[2, 3], [4, 5], [6, 7], [8, 9]]
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
+""")
+    assert preloaded.run(script, log, 240) == 0, log.read_text()
 
 
 class Stateful(Plain):

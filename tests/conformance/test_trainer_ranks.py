@@ -128,6 +128,7 @@ def run(code: str, server: Preloaded, folder: Path) -> None:
     assert server.run(folder / "job.py", folder / "job.log", WITHIN_S) == 0, (folder / "job.log").read_text()
 
 
+@pytest.mark.nightly
 def test_lightnings_sampler_and_ours_share_the_samples_of_an_epoch(server: Preloaded, tmp_path: Path) -> None:
     run(LIGHTNING, server, tmp_path)
     for arguments in (0, 1):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diagonals import at_night
 from hypothesis import given
 from hypothesis import strategies as st
 from peers import torchvision
@@ -252,7 +253,7 @@ def compared(directory: Path, workers: int) -> tuple[dict[str, Any], str]:
 
 
 @pytest.mark.usefixtures("small_sources")
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, *at_night(2)])
 def test_both_loaders_feed_the_same_batches_and_resuming_is_exact(tmp_path: Path, workers: int) -> None:
     summary, shown = compared(tmp_path, workers)
     assert summary["equal"]
@@ -269,7 +270,7 @@ def test_both_loaders_feed_the_same_batches_and_resuming_is_exact(tmp_path: Path
 
 
 @pytest.mark.usefixtures("small_sources")
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [2, *at_night(0)])
 def test_both_loaders_feed_the_same_batches_of_torchvision(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

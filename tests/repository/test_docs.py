@@ -69,11 +69,8 @@ def with_trainers(preloaded: Preloaded) -> Iterator[Preloaded]:
 
 TRAINERS = ROOT / "docs/how-to/trainers"
 ELSEWHERE = {"ray-train", "torchrun"}
-SLOW = re.compile(r"^import ray$|\[sys\.executable,|^from accelerate |class ExactTrainer", re.MULTILINE)
-"""Found in scripts that run at night, because others check what they show.
-
-They start Ray, or another interpreter, or resume the trainers of `tests/conformance/test_trainer_ranks.py`.
-"""
+SLOW = re.compile(r"^import ray$|\[sys\.executable,", re.MULTILINE)
+"""Found in scripts that run at night, because others check what they show: they start Ray, or another interpreter."""
 
 ALL = [block for page in PAGES for block in blocks(page)]
 OF_TRAINERS = [block for block in ALL if block.page.parent == TRAINERS and block.page.stem not in ELSEWHERE]
@@ -92,9 +89,13 @@ def test_block_runs(block: Block, preloaded: Preloaded, tmp_path: Path) -> None:
     assert code == 0, f"{block.page}:{block.line}\n{log.read_text()}"
 
 
-@pytest.mark.parametrize("block", scripts(OF_TRAINERS), ids=lambda block: block.page.stem)
+@pytest.mark.nightly
+@pytest.mark.parametrize("block", OF_TRAINERS, ids=lambda block: block.page.stem)
 def test_a_page_of_a_trainer_runs(block: Block, with_trainers: Preloaded, tmp_path: Path) -> None:
-    """`tests/stress/test_elastic.py` and `test_ray_train.py` run the pages on torchrun and Ray Train."""
+    """`tests/stress/test_elastic.py` and `test_ray_train.py` run the pages on torchrun and Ray Train.
+
+    At night, for the imports take seconds. `tests/conformance` has tests of their loaders for each run.
+    """
     test_block_runs(block, with_trainers, tmp_path)
 
 

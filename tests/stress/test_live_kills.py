@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from diagonals import at_night
 from kafka_cluster import mock_kafka
 from line_server import line_server
 from live_sources import SOURCES, Source
@@ -99,7 +100,10 @@ def killed(source: Source, name: str, kills: int, folder: Path, preloaded: Prelo
     return numbers_in(file)
 
 
-@pytest.mark.parametrize(("name", "workers"), [("kafka", 0), ("nats", 0), ("redis", 1), ("postgres", 0), ("lines", 1)])
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [("kafka", 0), ("nats", 0), ("redis", 1), ("lines", 1), *at_night(("postgres", 0))],
+)
 def test_nothing_is_lost_and_nothing_comes_twice(name: str, workers: int, preloaded: Preloaded, tmp_path: Path) -> None:
     with started(name, tmp_path) as source:
         found = killed(source, name, KILLS, tmp_path, preloaded, workers)

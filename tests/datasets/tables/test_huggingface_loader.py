@@ -116,6 +116,7 @@ def test_a_stream_is_inherited_by_forked_workers() -> None:
             assert sorted(y for batch in loader for y in batch["y"].tolist()) == list(range(50))
 
 
+@pytest.mark.nightly
 def test_a_stream_is_pointed_to_ours_once_where_workers_are_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in Python 3.14 on Linux."""
     monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: None)

@@ -172,6 +172,7 @@ def test_a_stream_that_shards_itself(nodes: Any) -> None:
         assert_equal(list(loader), expected)
 
 
+@pytest.mark.nightly
 def test_a_stream_with_steps_continues_within_its_buffers(nodes: Any) -> None:
     def made(**more: Any) -> Any:
         parts = [fl.streams.from_items([range(k, k + 7), range(k + 10, k + 15)], iter, seed=k) for k in (0, 100)]
@@ -294,6 +295,7 @@ def test_a_sample_that_kills_is_named(nodes: Any) -> None:
         list(loader)
 
 
+@pytest.mark.nightly
 def test_a_timeout_shows_where_each_actor_is(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "_STACKS_S", 300)
     with (
