@@ -19,8 +19,8 @@ struct alignas(64) Cell {
     PyObject* stage;
     std::int32_t worker;
     bool counts_as_building;
-    std::int64_t count = 0, total = 0, longest = 0;
     std::unique_ptr<std::int64_t[]> bins;
+    std::int64_t count = 0, total = 0, longest = 0;
 
     void add(std::int64_t elapsed, std::size_t bin) {
         longest = count ? std::max(longest, elapsed) : elapsed;
@@ -251,9 +251,8 @@ private:
             if (cells_[place].worker == worker && cells_[place].stage == stage) return place;
         for (std::size_t place = 0; place < cells_.size(); ++place)
             if (cells_[place].worker == worker && is_same(cells_[place].stage, stage)) return place;
-        Cell cell{Py_NewRef(stage), static_cast<std::int32_t>(worker), is_building(stage)};
-        cell.bins = std::make_unique<std::int64_t[]>(bounds_.size() + 1);
-        cells_.push_back(std::move(cell));
+        auto bins = std::make_unique<std::int64_t[]>(bounds_.size() + 1);
+        cells_.push_back({Py_NewRef(stage), static_cast<std::int32_t>(worker), is_building(stage), std::move(bins)});
         return cells_.size() - 1;
     }
 
