@@ -126,7 +126,10 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
                 self._forget()
             return batch
         except BaseException as error:
-            self._progress.heartbeat.mark_idle()
+            heartbeat = self._progress.heartbeat
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                heartbeat.publish(self.queue, error=error)
+            heartbeat.mark_idle()
             if not isinstance(error, StopIteration):
                 note_rank(error, *self.rank)
             raise
@@ -370,6 +373,8 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         if not self._closed:  # a call after the end, or after the user closed it, must not end another epoch
             progress, began_ns = self._progress, monotonic_ns()
             progress.end_epoch()
+            progress.totals.add_end(progress.heartbeat.waits_from_ns, began_ns)
+            progress.heartbeat.mark_idle()
             progress.heartbeat.publish(self.queue, epoch_ends=True)
             self.close()
             progress.totals.add_closing(monotonic_ns() - began_ns)

@@ -19,6 +19,7 @@ from feedline.core.stage_parts import is_part
 from feedline.core.telemetry import MAIN
 from feedline.loader.report.charts import Series, bars, line_chart, timeline
 from feedline.loader.report.figures import rates, times_of
+from feedline.loader.report.raised import raised_error_of
 from feedline.loader.report.stats import count, is_block, seconds, share, size
 from feedline.loader.report.totals import RecentBatch
 
@@ -92,8 +93,9 @@ def _run(loaders: Mapping[str, Sequence[RankReport]]) -> str:
     # Loaders of one process do different work: only the ranks of one loader are compared.
     compared = [_ranks(of_loader, alone=len(loaders) == 1) for of_loader in loaders.values() if len(of_loader) > 1]
     of_run = [report for of_loader in loaders.values() for report in of_loader]
+    errors = _errors(of_run)
     if len(of_run) == 1:
-        return _rank(of_run[0])
+        return errors + _rank(of_run[0])
     has_ranks = len({report.figures["rank"] for report in of_run}) > 1
     longest = max(of_run, key=lambda report: report.figures["wait_s"])
     folded = (
@@ -102,7 +104,42 @@ def _run(loaders: Mapping[str, Sequence[RankReport]]) -> str:
         )
         for each in of_run
     )
-    return "".join((*compared, *folded))
+    return "".join((errors, *compared, *folded))
+
+
+def errors_of(reports: Sequence[RankReport]) -> list[tuple[str, str]]:
+    """Headlines and details of errors that ended loops, earliest first."""
+    found = [
+        (raised, report) for report in reports if (raised := raised_error_of(report.figures)) and not raised.went_on
+    ]
+    has_ranks = len({report.figures["rank"] for report in reports}) > 1
+    has_loaders = len({report.loader for report in reports}) > 1
+    return [
+        (raised.headline(_subject(report, has_ranks=has_ranks, has_loaders=has_loaders)), raised.details)
+        for raised, report in sorted(found, key=lambda each: each[0].time_s)
+    ]
+
+
+def _subject(report: RankReport, *, has_ranks: bool, has_loaders: bool) -> str:
+    """Name of a loader or rank that begins a sentence."""
+    names = [f"Rank {report.figures['rank']}"] * has_ranks + [report.loader] * has_loaders
+    return ", ".join(names) or "The loader"
+
+
+_SHOWN_ERRORS = 4
+
+
+def _errors(reports: Sequence[RankReport]) -> str:
+    """Sections of the first errors that ended loops."""
+    errors = errors_of(reports)
+    sections = [
+        f'<section class="verdict raised"><h2>{escape(headline)}</h2>{f"<p>{escape(details)}</p>" * bool(details)}'
+        "</section>\n"
+        for headline, details in errors[:_SHOWN_ERRORS]
+    ]
+    if len(errors) > _SHOWN_ERRORS:
+        sections.append(f"<p>{count(len(errors) - _SHOWN_ERRORS, 'more error')} of other ranks and loaders.</p>\n")
+    return "".join(sections)
 
 
 def _fold(title: str, inner: str, *, is_open: bool) -> str:
@@ -408,6 +445,9 @@ def _incidents(report: RankReport) -> str:
         ["workers that died and were replaced", f"{figures['restarts']:,}"],
         ["ready to run, but not run", seconds(figures["run_delay_s"])],
     ]
+    raised = raised_error_of(figures)
+    if raised is not None and raised.went_on:
+        rows.insert(0, ["latest error", escape(raised.text)])
     if figures["padding_share"] is not None:
         rows.append(["padding in batches", share(figures["padding_share"])])
     if figures["throttled_share"] is not None:

@@ -84,15 +84,15 @@ class Stats:
     samples: int = 0
     """Samples in these batches; 0 if their number is unknown."""
     wall_s: float = 0.0
-    """Seconds of waiting and computing, `wait_s + step_s`."""
+    """Seconds of waiting and computing, `wait_s + step_s`; those of a step count once it has ended."""
     wait_s: float = 0.0
-    """Seconds the loop waited for batches."""
+    """Seconds the loop waited for batches, the current wait included."""
     startup_s: float = 0.0
     """Seconds of `wait_s` before the first batch, those in `iter(loader)` included."""
     closing_s: float = 0.0
     """Seconds from the end of an epoch until its workers had ended; not part of `wall_s`."""
     step_s: float = 0.0
-    """Seconds of the loop's own work between batches."""
+    """Seconds of the loop's own work on its batches."""
     step_cpu_s: float | None = None
     """CPU seconds of that work; may exceed `step_s` where several threads compute. None if not measured."""
     run_delay_s: float = 0.0
@@ -307,4 +307,4 @@ def count(number: int, noun: str) -> str:
 
 
 def _digits(value: float) -> str:
-    return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
+    return f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
