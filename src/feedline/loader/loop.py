@@ -126,13 +126,20 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
                 self._forget()
             return batch
         except BaseException as error:
-            heartbeat = self._progress.heartbeat
             if isinstance(error, Exception) and not isinstance(error, StopIteration):
-                heartbeat.publish(self.queue, error=error)
-            heartbeat.mark_idle()
+                self._fail(error)
+            self._progress.heartbeat.mark_idle()
             if not isinstance(error, StopIteration):
                 note_rank(error, *self.rank)
             raise
+
+    def _fail(self, error: Exception) -> None:
+        """Count the time until an error, and publish it."""
+        heartbeat = self._progress.heartbeat
+        self._progress.totals.add_end(heartbeat.waits_from_ns, monotonic_ns())
+        heartbeat.clock.leave()
+        heartbeat.mark_idle()
+        heartbeat.publish(self.queue, error=error)
 
     def _deliver_profiled(self) -> Any:
         self._profiling = True

@@ -6,11 +6,12 @@ import os
 import re
 from pathlib import Path
 from pickle import PicklingError
+from time import perf_counter, sleep
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 from typer.testing import CliRunner
 
 import feedline as fl
@@ -180,6 +181,36 @@ def test_the_live_view_names_the_error_until_the_loop_goes_on() -> None:
             each for each in read_all(os.getpid()) if each.figures["loader"] == loader._fl_monitor.identity["loader"]
         ]
         assert not any(line.plain.startswith("error") for line in screen(None, now, 80))
+
+
+class Slow(Rows):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        sleep(0.02)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("bad", [0, 21], ids=["first", "later"])
+def test_the_time_until_an_error_counts_once(bad: int) -> None:
+    loader = fl.DataLoader(Subset(Slow(), [21 if place == bad else 0 for place in range(24)]), 4, log=None)
+    began_s, batches, steps = perf_counter(), iter(loader), 0
+    while True:
+        try:
+            next(batches)
+        except StopIteration:
+            break
+        except KeyError:
+            stats = loader.stats()
+            assert stats.wait_s >= 0.02 * (bad + 1)
+            assert stats.wait_s + stats.step_s <= perf_counter() - began_s
+        steps += 1
+        sleep(0.03)
+        assert loader.stats().wall_s <= perf_counter() - began_s
+    stats, passed_s = loader.stats(), perf_counter() - began_s
+    assert stats.step_s >= 0.03 * steps
+    assert stats.wait_s >= 0.02 * 21
+    assert stats.wall_s <= passed_s
+    assert stats.since_epoch is not None
+    assert stats.since_epoch.wall_s == stats.wall_s
 
 
 class Wordless(Exception):

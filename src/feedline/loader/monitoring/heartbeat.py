@@ -76,6 +76,10 @@ class LoopClock:
         self._words[PHASE_START] = self._left_ns = now_ns
         return sums.add(spans, samples, epoch, number)
 
+    def leave(self) -> None:
+        """Begin a step without a batch, after an error."""
+        self._left_ns = monotonic_ns()
+
 
 _new_clock: Callable[[PageWords], LoopClock] = getattr(native, "LoopClock", LoopClock)
 

@@ -466,7 +466,8 @@ class Monitor:
         index = indices[0]
         if index not in self._addresses:
             try:
-                self._addresses[index] = str(address(index))
+                found = address(index)
+                self._addresses[index] = " of ".join(map(str, found[::-1])) if isinstance(found, tuple) else str(found)
             except Exception as error:  # noqa: BLE001 - an error of the user's `address`: a label is not worth it
                 self._addresses[index] = f"unknown: address({index!r}) raised {type(error).__name__}: {error}"
         return self._addresses[index]

@@ -426,7 +426,7 @@ def _slowest(report: RankReport) -> str:
     # Streams have no indices, and most datasets no addresses.
     shown = [place for place in range(len(_SLOW_HEADS)) if any(row[place] for row in rows)]
     cells = [[row[place] for place in shown] for row in rows]
-    return _section("Slowest batches", _table([_SLOW_HEADS[place] for place in shown], cells))
+    return _section("Slowest batches", _table([_SLOW_HEADS[place] for place in shown], cells), "slowest")
 
 
 _SLOW_HEADS = ("epoch", "batch", "stage", "took", "samples", "first sample")
@@ -458,8 +458,20 @@ def _incidents(report: RankReport) -> str:
         rows.append(["workers waited for a lock of another worker", share(figures["contended_share"])])
     if figures["worker_growth_nbytes"] is not None:
         rows.append(["growth of the workers per epoch", _growth(figures["worker_growth_nbytes"])])
-    rows += [[f"stores: {escape(name.replace('_', ' '))}", f"{amount:,.6g}"] for name, amount in stores.items()]
+    rows += [
+        [f"stores: {escape(_STORE_WORDS.get(name, name.replace('_', ' ')))}", _amount(name, amount)]
+        for name, amount in stores.items()
+    ]
     return _section("Incidents and stores", _table(("", ""), rows))
+
+
+_STORE_WORDS = {"nbytes": "received", "waited_s": "waited before retries"}
+"""Names of figures whose unit is in their value."""
+
+
+def _amount(name: str, amount: float) -> str:
+    """A figure of the stores with its unit."""
+    return size(amount) if name == "nbytes" else seconds(amount) if name == "waited_s" else f"{amount:,}"
 
 
 def _growth(nbytes: float) -> str:
@@ -472,8 +484,9 @@ def _settings(report: RankReport) -> str:
     return _section("Settings", _table(("", ""), [["dataset", escape(figures["dataset"])], *rows]))
 
 
-def _section(title: str, inner: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>\n{inner}</section>\n"
+def _section(title: str, inner: str, kind: str = "") -> str:
+    attribute = f' class="{kind}"' if kind else ""
+    return f"<section{attribute}><h2>{escape(title)}</h2>\n{inner}</section>\n"
 
 
 def _table(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:

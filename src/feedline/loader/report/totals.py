@@ -40,7 +40,7 @@ class Totals:
     slow_ns = -1
     """A batch whose longest stage takes more time is among the slowest, for `keep_slow`."""
     _closing_ns = 0
-    _last_step_ns = _last_wait_ns = 0
+    _last_step_ns = _last_wait_ns = _left_ns = 0
     _padding: PaddingSums | None = None
 
     def __init__(self, recent: int = RECENT, whole: Totals | None = None) -> None:
@@ -88,8 +88,9 @@ class Totals:
             totals._closing_ns += elapsed_ns
 
     def add_end(self, waits_from_ns: int, now_ns: int) -> None:
-        """Count the step after the last batch, and the last wait."""
+        """Count a wait that ends without a batch, and the step before it."""
         step_ns, wait_ns = self.unfinished_ns(waits_from_ns, now_ns)
+        self._left_ns, self.sums.opening_ns = now_ns, 0  # they count once, also if a batch follows
         for totals in self._each():
             totals._last_step_ns += step_ns
             totals._last_wait_ns += wait_ns
@@ -101,8 +102,9 @@ class Totals:
         """
         if not waits_from_ns:
             return 0, 0
-        left_ns = next((stop_ns for stage, _, stop_ns, _ in self.latest() if stage == LOOP[0]), None)
-        if left_ns is None:
+        left_ns = next((stop_ns for stage, _, stop_ns, _ in self.latest() if stage == LOOP[0]), 0)
+        left_ns = max(left_ns, self._left_ns)
+        if not left_ns:
             return 0, self.sums.opening_ns + max(now_ns - waits_from_ns, 0)
         return (waits_from_ns - left_ns, max(now_ns - waits_from_ns, 0)) if left_ns <= waits_from_ns else (0, 0)
 
