@@ -9,7 +9,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain, count
 from pathlib import Path
@@ -517,6 +517,24 @@ def _workers_of_all() -> list[ProcessStat]:
 _monitors: weakref.WeakValueDictionary[str, Monitor] = weakref.WeakValueDictionary()
 
 
+@dataclass(slots=True)
+class EndedLoaders:
+    """Sums of loaders that no longer exist, by label."""
+
+    are_kept: bool = False
+    """True once metrics are read: a loader that is made again for each epoch would restart its counters."""
+    stats: dict[str, Stats] = field(default_factory=dict)
+
+    def add(self, label: str, totals: Totals) -> None:
+        """Add the sums of a loader, if they are kept."""
+        if self.are_kept:
+            stats = totals.stats()
+            self.stats[label] = stats.plus_loop(self.stats[label]) if label in self.stats else stats
+
+
+ended = EndedLoaders()
+
+
 def monitors() -> list[Monitor]:
     """The monitors of all loaders of this process, by label.
 
@@ -534,6 +552,7 @@ def _register(monitor: Monitor, name: str) -> str:
         label for label in chain([name], (f"{name}-{number}" for number in count(2))) if label not in _monitors
     )
     _monitors[label] = monitor
+    weakref.finalize(monitor, ended.add, label, monitor.whole).atexit = False
     return label
 
 

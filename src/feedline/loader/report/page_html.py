@@ -108,16 +108,21 @@ def _run(loaders: Mapping[str, Sequence[RankReport]]) -> str:
 
 
 def errors_of(reports: Sequence[RankReport]) -> list[tuple[str, str]]:
-    """Headlines and details of errors that ended loops, earliest first."""
+    """Headlines and details of the first errors that ended loops.
+
+    Of many, the last headline counts those that are left out.
+    """
     found = [
         (raised, report) for report in reports if (raised := raised_error_of(report.figures)) and not raised.went_on
     ]
     has_ranks = len({report.figures["rank"] for report in reports}) > 1
     has_loaders = len({report.loader for report in reports}) > 1
-    return [
+    errors = [
         (raised.headline(_subject(report, has_ranks=has_ranks, has_loaders=has_loaders)), raised.details)
         for raised, report in sorted(found, key=lambda each: each[0].time_s)
     ]
+    more = [(f"Other ranks and loaders raised {count(len(errors) - _MOST_ERRORS, 'more error')}", "")]
+    return errors[:_MOST_ERRORS] + (more if len(errors) > _MOST_ERRORS else [])
 
 
 def _subject(report: RankReport, *, has_ranks: bool, has_loaders: bool) -> str:
@@ -126,20 +131,16 @@ def _subject(report: RankReport, *, has_ranks: bool, has_loaders: bool) -> str:
     return ", ".join(names) or "The loader"
 
 
-_SHOWN_ERRORS = 4
+_MOST_ERRORS = 4
 
 
 def _errors(reports: Sequence[RankReport]) -> str:
     """Sections of the first errors that ended loops."""
-    errors = errors_of(reports)
-    sections = [
+    return "".join(
         f'<section class="verdict raised"><h2>{escape(headline)}</h2>{f"<p>{escape(details)}</p>" * bool(details)}'
         "</section>\n"
-        for headline, details in errors[:_SHOWN_ERRORS]
-    ]
-    if len(errors) > _SHOWN_ERRORS:
-        sections.append(f"<p>{count(len(errors) - _SHOWN_ERRORS, 'more error')} of other ranks and loaders.</p>\n")
-    return "".join(sections)
+        for headline, details in errors_of(reports)
+    )
 
 
 def _fold(title: str, inner: str, *, is_open: bool) -> str:

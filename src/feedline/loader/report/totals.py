@@ -88,7 +88,7 @@ class Totals:
             totals._closing_ns += elapsed_ns
 
     def add_end(self, waits_from_ns: int, now_ns: int) -> None:
-        """Count a wait that ends without a batch, and the step before it."""
+        """Count a wait without a batch, and the step before it."""
         step_ns, wait_ns = self.unfinished_ns(waits_from_ns, now_ns)
         self._left_ns, self.sums.opening_ns = now_ns, 0  # they count once, also if a batch follows
         for totals in self._each():
