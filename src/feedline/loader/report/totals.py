@@ -102,8 +102,11 @@ class Totals:
         """
         if not waits_from_ns:
             return 0, 0
-        left_ns = next((stop_ns for stage, _, stop_ns, _ in self.latest() if stage == LOOP[0]), 0)
-        left_ns = max(left_ns, self._left_ns)
+        left_ns = self._left_ns
+        for stage, _, stop_ns, _ in reversed(self.latest()):  # the wait is among the last
+            if stage == LOOP[0]:
+                left_ns = max(left_ns, stop_ns)
+                break
         if not left_ns:
             return 0, self.sums.opening_ns + max(now_ns - waits_from_ns, 0)
         return (waits_from_ns - left_ns, max(now_ns - waits_from_ns, 0)) if left_ns <= waits_from_ns else (0, 0)
@@ -137,7 +140,8 @@ class Totals:
 
     def latest(self) -> Sequence[SpanTuple]:
         """The spans of the latest batch; empty before the first."""
-        return next((spans for spans, *_ in self.sums.recent(1)), ())
+        kept = self.sums.recent(1)
+        return kept[0][0] if kept else ()
 
     def stats(self, unfinished_ns: tuple[int, int] = (0, 0)) -> Stats:
         """The totals so far, with a result of `unfinished_ns`.
