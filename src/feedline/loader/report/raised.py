@@ -20,8 +20,10 @@ _NOTE = "feedline: "
 class RaisedError(NamedTuple):
     """Error that a loader has raised, in words."""
 
-    error: str
-    """Type, and the first line of the message."""
+    kind: str
+    """Name of its type."""
+    message: str
+    """First line of its message; empty without one."""
     details: str
     """Sentences of feedline's notes: sample, address, remedy; empty without notes."""
     batches: int
@@ -37,26 +39,42 @@ class RaisedError(NamedTuple):
         message = ""
         with suppress(Exception):  # the `__str__` of a user's class may raise anything
             message = next(iter(str(error).strip().splitlines()), "")
-        name = type(error).__name__
         notes = (note for note in getattr(error, "__notes__", ()) if isinstance(note, str) and note.startswith(_NOTE))
         details = " ".join(map(_sentence, notes))
-        return cls(_cut(f"{name}: {message}" if message else name), _cut(details), batches, time())
+        return cls(type(error).__name__, _cut(message.rstrip(".")), _cut(details), batches, time())
 
     def headline(self, subject: str = "The loader") -> str:
         """One clause on the error, without a full stop."""
         when = f"after {count(self.batches, 'batch')}" if self.batches else "before its first batch"
-        return f"{subject} raised {self.error} {'and went on ' if self.went_on else ''}{when}"
+        went_on = " and went on" if self.went_on else ""
+        return f"{subject} raised {self.kind}{went_on} {when}{self._message}"
+
+    @property
+    def error(self) -> str:
+        """Type and message, as at the end of a traceback."""
+        return f"{self.kind}{self._message}"
+
+    @property
+    def _message(self) -> str:
+        return f": {self.message}" if self.message else ""
 
     @property
     def text(self) -> str:
-        """The error with its details."""
-        return f"{self.headline()}. {self.details}".rstrip()
+        """The error with its details, in sentences."""
+        return sentences(self.headline(), self.details)
+
+
+def sentences(headline: str, details: str) -> str:
+    """Text of a headline and its details."""
+    return f"{headline}{'' if headline.endswith('…') else '.'} {details}".rstrip()
 
 
 def raised_error_of(figures: Mapping[str, Any]) -> RaisedError | None:
     """The error in published figures; None without one."""
     raised = figures.get("raised")
-    return RaisedError(**raised) if raised else None
+    if not isinstance(raised, Mapping) or not raised.keys() >= set(RaisedError._fields):
+        return None
+    return RaisedError(*map(raised.__getitem__, RaisedError._fields))
 
 
 def _sentence(note: str) -> str:
