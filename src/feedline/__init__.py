@@ -3,13 +3,15 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import get_worker_info
-
 from feedline.core.finalizers import no_collections
+from feedline.core.interrupts import quiet_imports
+
+with quiet_imports():
+    from torch.utils.data import get_worker_info
 
 # Imports leave hardly any garbage, but allocate so much that Python would look for it among all objects of torch. That
 # would take as long as the imports.
-with no_collections():
+with quiet_imports(), no_collections():
     from feedline import collate, errors, samplers, workers
     from feedline.core.dataset import BatchRead, Dataset, Traits
     from feedline.core.rng import SampleRng, sample_rng

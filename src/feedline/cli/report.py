@@ -13,7 +13,8 @@ from rich.console import Console
 from feedline.cli.arguments import AsJson, print_json
 from feedline.core.wrapping import printable, wrap
 from feedline.errors import ArgumentError
-from feedline.loader.report.page_html import RankReport, page
+from feedline.loader.report.page_html import RankReport, errors_of, page
+from feedline.loader.report.raised import sentences
 from feedline.loader.report.run_log import lines_of
 from feedline.loader.report.runs import is_of_run_log, reports_of_logs
 from feedline.loader.report.stats import count
@@ -77,6 +78,7 @@ def command(
     console = Console(stderr=as_json)
     runs = len({each.run for each in reports})
     written = f"{out}: " + (f"{runs} runs, " if runs > 1 else "") + count(len(reports), "loader")
-    for text in (written, *notes):
+    errors = errors_of([each for each in reports if each.run == 0])
+    for text in (written, *(sentences(*error) for error in errors), *notes):
         lines = wrap(printable(text, console.encoding), console.width, break_long_words=False)
         console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

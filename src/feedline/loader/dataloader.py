@@ -218,6 +218,7 @@ class DataLoader(TorchDataLoader[T_co]):
         try:
             iteration: Iterator[Any] = self._get_iterator()
         except Exception as error:
+            self._fl_monitor.note_error(error)
             note_rank(error, self._fl_rank, self._fl_world_size)
             raise
         return iteration

@@ -126,10 +126,20 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
                 self._forget()
             return batch
         except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                self._fail(error)
             self._progress.heartbeat.mark_idle()
             if not isinstance(error, StopIteration):
                 note_rank(error, *self.rank)
             raise
+
+    def _fail(self, error: Exception) -> None:
+        """Count the time until an error, and publish it."""
+        heartbeat = self._progress.heartbeat
+        self._progress.totals.add_end(heartbeat.waits_from_ns, monotonic_ns())
+        heartbeat.clock.leave()
+        heartbeat.mark_idle()
+        heartbeat.publish(self.queue, error=error)
 
     def _deliver_profiled(self) -> Any:
         self._profiling = True
@@ -370,6 +380,8 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         if not self._closed:  # a call after the end, or after the user closed it, must not end another epoch
             progress, began_ns = self._progress, monotonic_ns()
             progress.end_epoch()
+            progress.totals.add_end(progress.heartbeat.waits_from_ns, began_ns)
+            progress.heartbeat.mark_idle()
             progress.heartbeat.publish(self.queue, epoch_ends=True)
             self.close()
             progress.totals.add_closing(monotonic_ns() - began_ns)

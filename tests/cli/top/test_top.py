@@ -210,6 +210,31 @@ def test_a_loader_that_has_ended_is_at_rest() -> None:
     loader.close()
 
 
+@pytest.mark.parametrize("width", [40, 80])
+def test_figures_that_are_not_known_yet_are_left_out(width: int) -> None:
+    loop = {"wait": {"total_s": 0.0, "count": 0}, "step": {"total_s": 0.0, "count": 0}}
+    first = {
+        **FIGURES,
+        "ahead": 0,
+        "position": 0,
+        "batches": 0,
+        "samples": 0,
+        "wait_s": 0.0,
+        "step_s": 0.0,
+        "loop": loop,
+    }
+    begun = replace(NOW, figures={**first, "since_epoch": {"batches": 0, "wall_s": 0.0}}, batches=3, workers=())
+    assert "loop   has begun" in text_of(begun, width)
+    assert "loop   at rest" in text_of(replace(begun, phase_start_ns=0), width)
+    assert not any("…" in line for line in text_of(begun, width))
+
+
+def test_a_slow_loop_has_a_rate() -> None:
+    slow = replace(NOW, figures={**FIGURES, "samples": 40})
+    assert "0.4 samples/s" in text_of(slow, 80)[1]
+    assert " left" not in text_of(replace(NOW, phase_start_ns=0), 80)[0]
+
+
 def test_keys_change_the_view_only() -> None:
     view = ScreenState(has_keyboard=True)
     assert view.after("s").order == "busy"

@@ -39,6 +39,7 @@ Odd.__name__ = 'Odd "name"\n\\'
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the loaders of the test have metrics, not those that another test holds."""
     monkeypatch.setattr(monitor, "_monitors", type(monitor._monitors)())
+    monkeypatch.setattr(monitor, "ended", monitor.EndedLoaders())
     monkeypatch.setattr(metrics, "_served", [])
 
 
@@ -111,12 +112,39 @@ def test_parts_of_stages_are_served(tmp_path: Path) -> None:
     assert value(families, "feedline_sample_read_bytes") == value(families, "feedline_sample_bytes") == 400
 
 
-def test_only_another_loader_restarts_a_counter() -> None:
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("stage_seconds", [10.0, 10.0, 11.0, 11.0, 11.0, 12.0]), ("restarts", [10.0, 10.0, 11.0, 11.0, 13.0, 23.0])],
+)
+def test_counters_never_fall(name: str, wanted: list[float]) -> None:
     """CPU times are estimates, which fall when they are corrected."""
-    collector = metrics.MetricsCollector()
-    estimates = [("one", 10.0), ("one", 9.9), ("one", 11.0), ("one", 2.0), ("two", 2.0), ("two", 3.0)]
-    values = [collector._monotonic("stage_seconds", {"stage": "decode"}, *each) for each in estimates]
-    assert values == [10.0, 10.0, 11.0, 11.0, 2.0, 3.0]
+    counters = metrics.MonotonicCounters()
+    estimates = [("one", 10.0), ("one", 9.9), ("one", 11.0), ("one", 2.0), ("two", 2.0), ("two", 12.0)]
+    assert [counters.value(name, {"stage": "decode"}, *each) for each in estimates] == wanted
+
+
+def test_loaders_that_are_made_again_continue_their_counters(tmp_path: Path) -> None:
+    """As the validation of each epoch, of which a scrape sees the last one only."""
+    with fl.serve_metrics(0, "127.0.0.1") as server:
+        waits = 0.0
+        for _ in range(3):
+            loader = fl.DataLoader(Photos(torch.arange(8)), 4)
+            list(loader)
+            waits += loader.stats().loop["wait"].total_s
+            del loader
+        loader = fl.DataLoader(Photos(torch.arange(8)), 4)
+        list(loader)
+        families = scrape(server.port)
+    waits += loader.stats().loop["wait"].total_s
+    assert value(families, "feedline_batches_total") == 8
+    assert value(families, "feedline_samples_total") == 32
+    assert value(families, "feedline_wait_seconds_count", "feedline_wait_seconds") == 8
+    assert value(families, "feedline_wait_seconds_sum", "feedline_wait_seconds") == pytest.approx(waits)
+    assert (
+        value(families, "feedline_stage_duration_seconds_count", "feedline_stage_duration_seconds", stage="fetch") == 8
+    )
+    assert value(families, "feedline_epoch") == 0
+    assert loader.stats().batches == 2
 
 
 def test_several_loaders_and_odd_names_have_labels_of_their_own() -> None:
@@ -193,6 +221,12 @@ def test_opentelemetry_reads_the_same_figures(loader: fl.DataLoader[Any]) -> Non
         list(loader)
     data = reader.get_metrics_data()
     assert data is not None
+    units = {
+        metric.name: metric.unit
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
     points = {
         metric.name: [(dict(point.attributes), point.value) for point in metric.data.data_points]
         for resource in data.resource_metrics
@@ -202,6 +236,9 @@ def test_opentelemetry_reads_the_same_figures(loader: fl.DataLoader[Any]) -> Non
     provider.shutdown()
     assert points["feedline.batches"] == [({"loader": "Photos", "rank": "0"}, 20)]
     assert points["feedline.epoch"] == [({"loader": "Photos", "rank": "0"}, 1)]
+    stats = loader.stats()
+    assert [points[f"feedline.{name}_seconds"][0][1] for name in ("wait", "step")] == [stats.wait_s, stats.step_s]
+    assert [units[f"feedline.{name}"] for name in ("step_seconds", "sample_bytes", "batches")] == ["s", "By", ""]
 
 
 MONITORING = Path(__file__).parents[3] / "deploy" / "monitoring"

@@ -183,6 +183,16 @@ def test_an_address_that_raises_stops_nothing() -> None:
     assert loader.stats().slowest[0].address.startswith("unknown: address(")
 
 
+def test_an_address_is_a_place_of_a_file() -> None:
+    class Lines(TensorDataset):
+        def address(self, index: int) -> tuple[str, str]:
+            return "rows.txt", f"line {index}"
+
+    loader = fl.DataLoader(Lines(torch.arange(4)), 4)
+    list(loader)
+    assert loader.stats().slowest[0].address == "line 0 of rows.txt"
+
+
 def test_streams_have_a_position_and_no_length() -> None:
     class Stream(IterableDataset[int]):
         def __iter__(self) -> Iterator[int]:

@@ -103,6 +103,7 @@ def report() -> dict[str, Any]:
     """The results of this rank, case by case."""
     whole, advanced = shuffled(), shuffled()
     seen: dict[str, Any] = {"equal": [index for _ in range(2) for (batch,) in whole for index in batch.tolist()]}
+    seen["met"] = whole._fl_monitor.figures()["met"]
     seen["seed"] = error_of(shuffled(seed=int(RANK == 1)))
     seen["length"] = error_of(shuffled(30 + (RANK == 2)))
     seen["batch size"] = error_of(shuffled(batch_size=5 + (RANK == 0)))

@@ -77,6 +77,13 @@ def test_equal_loaders_of_all_ranks_share_two_epochs(reported: list[dict[str, An
     assert sorted(seen) == sorted(list(range(30)) * 2)
 
 
+def test_figures_have_the_moment_at_which_all_ranks_began_an_epoch(reported: list[dict[str, Any]]) -> None:
+    """Reports compare clocks by it. Processes of one machine have one clock; each may wait for a CPU."""
+    names, times_s = zip(*(rank["met"] for rank in reported), strict=True)
+    assert set(names) == {"0/1"}, "the second epoch of the first loader"
+    assert max(times_s) - min(times_s) < 60
+
+
 @pytest.mark.parametrize(
     ("case", "said"),
     [

@@ -173,6 +173,18 @@ def test_the_slow_rank_is_named(log: Path) -> None:
     assert html.count("<details open>") == 1
 
 
+def test_figures_of_stores_have_units(log: Path) -> None:
+    stores = {"nbytes": 38 << 20, "requests": 1_234_567, "waited_s": 2.5, "cache_hits": 3}
+    html = page([RankReport({**read_log(log)[-1], "stores": stores})])
+    cells = dict(re.findall("<td>stores: ([^<]*)</td><td>([^<]*)</td>", html))
+    assert cells == {
+        "received": "38 MiB",
+        "requests": "1,234,567",
+        "waited before retries": "2.5 s",
+        "cache hits": "3",
+    }
+
+
 def test_only_ranks_of_one_loader_are_compared(log: Path) -> None:
     lines = read_log(log)
     train = [of_rank(lines, rank, 0.001) for rank in range(2)]

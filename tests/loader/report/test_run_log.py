@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,33 @@ def test_the_log_of_a_short_run_ends_with_a_verdict_on_all_its_batches(
     assert "first impression" not in read_log(path)[-1]["verdict"]["explanation"]
 
 
+STEP_S = 0.02
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_workers": 1, "worker_method": "thread"}], ids=["inline", "threads"])
+def test_each_line_covers_the_time_since_the_loop_began(
+    arguments: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "MOST_NS", 0)
+    monkeypatch.setattr(monitor, "RunLog", partial(RunLog, first_s=0.0))  # a line for each batch
+    path = tmp_path / "run.jsonl"
+    loader = fl.DataLoader(DATA, 4, log=path, **arguments)
+    began_s = time.time()
+    for _ in range(2):
+        for _ in loader:
+            time.sleep(STEP_S)
+    lines = read_log(path)
+    assert [line["batches"] for line in lines if line["event"] == "epoch"] == [10, 20]
+    assert {line["batches"] for line in lines} >= set(range(1, 20))
+    for line in lines:
+        assert line["batches"] * STEP_S <= line["wall_s"] <= line["time_s"] - began_s + 0.01
+        assert line["wall_s"] == line["wait_s"] + line["step_s"]
+        of_epoch = line["since_epoch"]
+        assert of_epoch["batches"] * STEP_S <= of_epoch["wall_s"] <= line["wall_s"]
+    assert loader.stats().step_s >= 20 * STEP_S
+    assert loader.stats().loop["step"].count == 18, "a step is that before a batch"
+
+
 @pytest.mark.parametrize("arguments", [{}, {"num_workers": 1, "worker_method": "thread"}], ids=["inline", "threads"])
 def test_a_loader_that_only_its_loop_holds_has_a_verdict_in_its_log(tmp_path: Path, arguments: dict[str, Any]) -> None:
     path = tmp_path / "run.jsonl"
@@ -95,14 +124,16 @@ def test_lines_are_written_at_intervals(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "run.jsonl", first_s=3600, interval_s=3600)
     for number in range(5):
         log.write({"number": number})
-    log.write({"number": 5}, epoch_ends=True)
+    log.write({"number": 5}, "epoch")
     assert [line["number"] for line in read_log(log.path)] == [0, 5]
 
 
 def test_a_long_run_stays_within_the_bound_and_covers_all_of_it(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "run.jsonl", interval_s=0, max_nbytes=20_000)
     for number in range(3000):
-        log.write({"time_s": number, "number": number, "filler": "x" * 100}, epoch_ends=number % 10 == 0)
+        log.write(
+            {"time_s": number, "number": number, "filler": "x" * 100}, "epoch" if number % 10 == 0 else "interval"
+        )
         assert log.path.stat().st_size <= 20_000 + 200
     numbers = [line["number"] for line in read_log(log.path)]
     assert numbers == sorted(set(numbers))
@@ -118,9 +149,9 @@ def test_a_loader_with_few_lines_keeps_them(tmp_path: Path) -> None:
     train, validation = (RunLog(path, interval_s=0, max_nbytes=4_000) for _ in range(2))
     for number in range(100):
         figures = {"time_s": number, "rank": 0, "number": number, "filler": "x" * 50}
-        train.write({"loader": "train", **figures}, epoch_ends=True)
+        train.write({"loader": "train", **figures}, "epoch")
         if number % 20 == 0:
-            validation.write({"loader": "validation", **figures}, epoch_ends=True)
+            validation.write({"loader": "validation", **figures}, "epoch")
     lines = read_log(path)
     assert [line["number"] for line in lines if line.get("loader") == "validation"] == [0, 20, 40, 60, 80]
     assert 10 < len([line for line in lines if line.get("loader") == "train"]) < 60

@@ -136,8 +136,46 @@ def test_clocks_that_differ_are_named(line: dict[str, Any]) -> None:
     reports, notes = reports_of_logs(lines)
     assert [each.run for each in reports] == [0, 0]
     assert notes == [
-        "The log of rank 1 begins 7200 s after that of rank 0: their clocks differ, or they are of different runs."
+        "The log of rank 1 begins 7,200 s after that of rank 0: their clocks differ, or they are of different runs."
     ]
+
+
+def test_containers_that_restart_with_equal_names_are_separate_runs(line: dict[str, Any]) -> None:
+    lines = [
+        each
+        for start_s in (1000.0, 2000.0)
+        for rank in range(2)
+        for each in lines_from(
+            line, start_s + rank, host=f"worker-{rank}", pid=1, process=f"{start_s}-{rank}", rank=rank, world_size=2
+        )
+    ]
+    reports, notes = reports_of_logs(lines)
+    assert notes == []
+    assert [(each.run, each.figures["rank"], each.start_s) for each in reports] == [
+        (0, 0, 2000.0),
+        (0, 1, 2001.0),
+        (1, 0, 1000.0),
+        (1, 1, 1001.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "notes"), [(0.5, []), (30.0, ["The clock of rank 1 is 30 s ahead of that of rank 0."])]
+)
+def test_clocks_are_compared_by_the_moment_at_which_all_ranks_began_an_epoch(
+    ahead_s: float, notes: list[str], line: dict[str, Any]
+) -> None:
+    """The second rank writes its first line 40 s later."""
+    met = [["0/0", 990.0], ["0/1", 1002.0]]
+    lines = [
+        {**each, "met": [name, met_s + ahead_s * rank]}
+        for rank in range(2)
+        for name, met_s in met
+        for each in lines_from(
+            line, met_s + (40 + ahead_s) * rank, rank=rank, world_size=2, instance=f"{rank}", pid=rank
+        )
+    ]
+    assert reports_of_logs(lines)[1] == notes
 
 
 def test_a_clock_that_is_set_back_does_not_turn_the_charts(line: dict[str, Any]) -> None:
@@ -210,7 +248,7 @@ def test_many_short_loaders_stay_within_the_bound(tmp_path: Path) -> None:
     for number in range(200):
         log = RunLog(path, max_nbytes=10_000)
         figures = {"time_s": number, "rank": 0, "loader": "A", "instance": f"{number}", "filler": "x" * 100}
-        log.write(figures, epoch_ends=True)
+        log.write(figures, "epoch")
         assert path.stat().st_size <= 10_000 + 200
     lines = read_log(path)
     assert [each["instance"] for each in lines] == [str(number) for number in range(200 - len(lines), 200)]

@@ -15,6 +15,7 @@ from feedline.cli.top.reading import LoaderReading, WorkerReading
 from feedline.core.wrapping import wrap
 from feedline.loader.report.figures import rates
 from feedline.loader.report.parts import part_shares
+from feedline.loader.report.raised import raised_error_of
 from feedline.loader.report.stats import count, seconds, share, size
 
 NARROW = 60
@@ -35,6 +36,10 @@ _SLOW_S = 5.0
 """Time on one batch from which a worker is marked as slow."""
 
 
+_ERROR_LINES = 6
+"""Most lines of an error."""
+
+
 _WORKER_LINES = 17
 """Height of the workers where the output has none. The last line counts the workers that are left out."""
 
@@ -52,7 +57,7 @@ def screen(
     and then workers are left out until the lines fit, but never the worker that is slowest.
     """
     view = view or ScreenState()
-    lines = [*_head(now, width), _loop(before, now, width), _queue(now, width)]
+    lines = [*_head(now, width), *_error(now, width), _loop(before, now, width), _queue(now, width)]
     further = [*_parts(now, width), *_stores(now, width), *_incidents(now, width)]
     verdict = _verdict(now, width, view)
     room = _WORKER_LINES
@@ -103,7 +108,7 @@ def _time_left(now: LoaderReading) -> str:
     figures = now.figures
     epoch = figures.get("since_epoch", {})
     _, due = _next_batch(now)
-    if not figures["length"] or not epoch.get("batches") or due >= figures["length"]:
+    if not figures["length"] or not epoch.get("batches") or due >= figures["length"] or not now.phase_start_ns:
         return ""
     left_s = (figures["length"] - due) * epoch["wall_s"] / epoch["batches"]
     return f" · {_duration(left_s)} left"
@@ -116,6 +121,20 @@ def _duration(value: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def _error(now: LoaderReading, width: int) -> list[Text]:
+    """The error that has ended the loop, wrapped; empty without one."""
+    raised = raised_error_of(now.figures)
+    if raised is None or raised.went_on or now.phase_start_ns or now.batches > raised.batches:
+        return []
+    indent = " " * 7
+    lines = [
+        Text(line, style=style)
+        for text, style in ((f"error  {raised.error}", "bold red"), (f"{indent}{raised.details}", ""))
+        for line in wrap(text, width, subsequent_indent=indent)
+    ]
+    return _cut(lines, _ERROR_LINES)
+
+
 def _loop(before: LoaderReading | None, now: LoaderReading, width: int) -> Text:
     if now.waiting_s >= _LONG_S:
         due, length = _next_batch(now)[1], now.figures["length"]
@@ -124,15 +143,24 @@ def _loop(before: LoaderReading | None, now: LoaderReading, width: int) -> Text:
         return text.append(f"  for {what}") if text.cell_len + len(what) + 6 <= width else text
     history = now.figures["history"]
     samples_per_s, wait_share = _rates(before, now, history)
+    is_known = bool(now.figures["batches"])  # a loader's first figures may be later than its first batches
     if not now.phase_start_ns:
         text = Text.assemble("loop   ", ("at rest", "dim"))
-    else:
+    elif is_known:
         text = Text.assemble("loop   ", (f"waits {share(wait_share)}", _shade(wait_share)))
-    text.append(f"  {samples_per_s:,.0f} samples/s")
+    else:
+        return Text("loop   has begun")
+    if not is_known:
+        return text
+    text.append(f"  {samples_per_s:,.{samples_per_s < _FEW_SAMPLES:d}f} samples/s")
     if width >= NARROW:
         text.append(f"  step {seconds(_mean(now.figures, 'step'))}  wait {seconds(_mean(now.figures, 'wait'))}  ")
         text.append(sparkline([wait for _, wait in _series(history)][-(width - text.cell_len) :]), "cyan")
     return text
+
+
+_FEW_SAMPLES = 9.95
+"""Samples per second below which a rate has a decimal."""
 
 
 def _next_batch(now: LoaderReading) -> tuple[int, int]:
@@ -184,7 +212,8 @@ def _shade(wait_share: float) -> str:
 def _queue(now: LoaderReading, width: int) -> Text:
     ready, ahead = now.figures["ready"], now.figures["ahead"]
     if not ahead:
-        return Text.assemble("ready  ", ("no workers: the loop builds each batch itself", "dim"))
+        text = "no workers: built by the loop" if width < NARROW else "no workers: the loop builds each batch itself"
+        return Text.assemble("ready  ", (text, "dim"))
     if width < NARROW:
         return Text(f"ready  {ready} of {ahead} batches")
     return Text.assemble("ready  ", (_bar(ready / ahead), "cyan"), f"  {ready} of {ahead} batches")

@@ -82,7 +82,13 @@ def verdict_of(loader: Any, monitor: Any, pools: LoaderPools, *, quick: bool, li
         copy_rates=None if quick or not copies_much(stats, recent) else measure_copy_rates(affine_cpus()),
     )
     verdict = diagnose(stats, context, recent, quick=quick)
-    return replace(verdict, lines=found, notes=(*verdict.notes, *notes), write_page=monitor.write_page)
+    raised, text = monitor.raised, ""
+    if raised is not None and raised.went_on:
+        notes = (raised.text, *notes)
+    elif raised is not None:
+        text = raised.text
+    notes = (*verdict.notes, *notes)
+    return replace(verdict, lines=found, notes=notes, raised=text, write_page=monitor.write_page)
 
 
 def with_lines(verdict: Verdict, loader: Any, seconds: float = SECONDS) -> Verdict:

@@ -30,7 +30,7 @@ def _keep_nothing() -> None:
     """Keep no figures: for an iteration without a loader."""
 
 
-def _skip_publishing(_: Callable[[], QueueState], *, epoch_ends: bool = False) -> None:
+def _skip_publishing(_: Callable[[], QueueState], *, epoch_ends: bool = False, error: Exception | None = None) -> None:
     """Publish nothing: for an iteration without a loader."""
 
 
@@ -76,6 +76,10 @@ class LoopClock:
         self._words[PHASE_START] = self._left_ns = now_ns
         return sums.add(spans, samples, epoch, number)
 
+    def leave(self) -> None:
+        """Begin a step without a batch, after an error."""
+        self._left_ns = monotonic_ns()
+
 
 _new_clock: Callable[[PageWords], LoopClock] = getattr(native, "LoopClock", LoopClock)
 
@@ -88,7 +92,8 @@ class Heartbeat:
     due_ns: int = NEVER_NS
     """Time of the next publication."""
     publish: Callable[..., None] = _skip_publishing
-    """Called by the loop with a function that returns its `QueueState`; `epoch_ends=True` at the end of an epoch."""
+    """Called by the loop with a function that returns its `QueueState`: with `epoch_ends=True` at the end of an epoch,
+    and with an `error` before the loop gets it."""
     keep_workers: Callable[[], None] = _keep_nothing
     """Called before the workers end: their last figures count until the end of the epoch."""
     inspect: Callable[[Any], object] | None = None
@@ -97,6 +102,11 @@ class Heartbeat:
 
     def __post_init__(self) -> None:
         self.clock = _new_clock(self.page.words)
+
+    @property
+    def waits_from_ns(self) -> int:
+        """Start of the current wait, by the monotonic clock; 0 without one."""
+        return max(-self.page.words[PHASE_START], 0)
 
     def mark_idle(self) -> None:
         """Record that the loop neither waits nor computes."""

@@ -18,6 +18,10 @@ LOG_VARIABLE = "FEEDLINE_LOG"
 """Environment variable with the path of the run log of all loaders."""
 
 
+_PROCESS = token_hex(6)
+"""Name of this process and its forks: a restarted container has the same host and process id."""
+
+
 _SETTINGS = "batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order", "drop_last"
 
 
@@ -32,6 +36,7 @@ def identity_of(loader: Any, plan: Plan, label: str) -> dict[str, Any]:
         "rank": rank,
         "world_size": world_size,
         "instance": token_hex(6),
+        "process": _PROCESS,
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "script": os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python",  # noqa: PTH119 - 7 times as fast

@@ -1,6 +1,7 @@
 """Metrics of all loaders of this process, for Prometheus and OpenTelemetry.
 
-Counters sum over all epochs of a loader: rates stay correct even if epochs are shorter than a scrape interval.
+Counters sum over all epochs of a loader, and over loaders that are made again: rates stay correct even if epochs are
+shorter than a scrape interval.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.utils.data import get_worker_info
 from feedline.core.histogram import octaves
 from feedline.core.optional import load
 from feedline.errors import ArgumentError
+from feedline.loader.monitoring import monitor as monitoring
 from feedline.loader.monitoring.monitor import Monitor, monitors
 from feedline.loader.report.stats import StageTimes, Stats
 
@@ -124,6 +126,17 @@ METRICS = (
 """All metrics but the histograms."""
 
 
+_LOOP_METRICS = (
+    Metric("wait_seconds", "counter", "Time of the loop's waits for batches.", _plain(lambda s: s.wait_s)),
+    Metric("step_seconds", "counter", "Time of the steps between batches.", _plain(lambda s: s.step_s)),
+)
+"""Sums of the histograms of waits and steps, which OpenTelemetry cannot observe."""
+
+
+_UNITS = {"seconds": "s", "bytes": "By", "share": "1", "utilization": "1", "gain": "1"}
+"""Units of OpenTelemetry by the last word of a metric's name."""
+
+
 def readings() -> list[Reading]:
     """A reading of each loader of this process, without waiting for any."""
     return [_reading(monitor) for monitor in monitors()]
@@ -132,7 +145,10 @@ def readings() -> list[Reading]:
 def _reading(monitor: Monitor) -> Reading:
     identity = monitor.identity
     labels = {"loader": identity["loader"], "rank": str(identity["rank"])}
-    return Reading(labels, identity["instance"], monitor.stats(), monitor.waiting_s(), monitor.verdict)
+    stats, before = monitor.stats(), monitoring.ended.stats.get(identity["loader"])
+    if before is not None:
+        stats = stats.plus_loop(before)
+    return Reading(labels, identity["instance"], stats, monitor.waiting_s(), monitor.verdict)
 
 
 class _Highest(NamedTuple):
@@ -140,6 +156,39 @@ class _Highest(NamedTuple):
 
     instance: str
     value: float
+    base: float = 0.0
+    """Value of the loaders before."""
+
+
+class MonotonicCounters:
+    """Values of counters that never fall.
+
+    Prometheus would take a lower value for a restart of the counter, and count it again as a whole; a new loader that
+    comes to the value of the one before would look like no progress.
+    """
+
+    def __init__(self) -> None:
+        self._highest: dict[tuple[str, frozenset[tuple[str, str]]], _Highest] = {}
+        monitoring.ended.are_kept = True
+
+    def value(self, name: str, labels: Labels, instance: str, value: float) -> float:
+        """The value, or a higher earlier one.
+
+        CPU times and parts of stages are estimates, which may fall. Counters that are not sums of loops begin again
+        with a new loader, and are added to those of the one before.
+        """
+        key = name, frozenset(labels.items())
+        before = self._highest.get(key, _Highest(instance, value))
+        base = before.base
+        if before.instance != instance and name not in _OF_LOOPS:
+            base = before.value
+        value = max(base + value, before.value)
+        self._highest[key] = _Highest(instance, value, base)
+        return value
+
+
+_OF_LOOPS = frozenset(("batches", "samples", "stage_seconds", "run_delay_seconds", "wait_seconds", "step_seconds"))
+"""MonotonicCounters in which the sums of loaders before are contained: see `EndedLoaders`."""
 
 
 class MetricsCollector:
@@ -150,7 +199,7 @@ class MetricsCollector:
 
     def __init__(self) -> None:
         self._core = load("prometheus_client.core", "metrics", "a Prometheus endpoint")
-        self._highest: dict[tuple[str, frozenset[tuple[str, str]]], _Highest] = {}
+        self._counters = MonotonicCounters()
 
     def collect(self) -> Iterator[Any]:
         """The metric families of all loaders, for prometheus_client."""
@@ -172,22 +221,9 @@ class MetricsCollector:
                 if value is not None:
                     all_labels = {**reading.labels, **labels}
                     if metric.kind == "counter":
-                        value = self._monotonic(metric.name, all_labels, reading.instance, value)  # noqa: PLW2901 - the same figure
+                        value = self._counters.value(metric.name, all_labels, reading.instance, value)  # noqa: PLW2901 - the same figure
                     family.add_sample(f"feedline_{metric.name}{suffix}", all_labels, value)
         return family
-
-    def _monotonic(self, name: str, labels: Labels, instance: str, value: float) -> float:
-        """The value, or a higher earlier one of the same loader.
-
-        CPU times and parts of stages are estimates, which may fall. Prometheus would take this for a restart of the
-        counter, and count the whole value again.
-        """
-        key = name, frozenset(labels.items())
-        before = self._highest.get(key)
-        if before is not None and before.instance == instance:
-            value = max(value, before.value)
-        self._highest[key] = _Highest(instance, value)
-        return value
 
     def _histogram(self, name: str, text: str, values: Sequence[tuple[Labels, Reading, StageTimes | None]]) -> Any:
         family = self._core.HistogramMetricFamily(name, text)
@@ -245,23 +281,33 @@ def serve_metrics(port: int = PORT, host: str = "0.0.0.0") -> MetricsServer:  # 
 
 
 def add_instruments(meter: Any) -> None:
-    """Create instruments for all metrics but histograms in an OpenTelemetry meter.
+    """Create instruments for all metrics in an OpenTelemetry meter.
 
-    Their names are those of Prometheus with dots: `feedline.batches`. Values are read on request of the meter's reader.
+    Their names are those of Prometheus with dots: `feedline.batches`. Of the histograms, `feedline.wait_seconds` and
+    `feedline.step_seconds` have the sums. Values are read on request of the meter's reader.
     """
-    observation = load("opentelemetry.metrics", "metrics", "OpenTelemetry metrics").Observation
-    for metric in METRICS:
+    observation, counters = (
+        load("opentelemetry.metrics", "metrics", "OpenTelemetry metrics").Observation,
+        MonotonicCounters(),
+    )
+    for metric in (*METRICS, *_LOOP_METRICS):
         create = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
-        create(f"feedline.{metric.name}", callbacks=[partial(_observe, metric, observation)], description=metric.help)
+        create(
+            f"feedline.{metric.name}",
+            callbacks=[partial(_observe, metric, observation, counters)],
+            unit=_UNITS.get(metric.name.rpartition("_")[2], ""),
+            description=metric.help,
+        )
 
 
-def _observe(metric: Metric, observation: Any, _: Any) -> list[Any]:
-    return [
-        observation(value, {**reading.labels, **labels})
-        for reading in readings()
-        for labels, value in metric.values(reading)
-        if value is not None
-    ]
+def _observe(metric: Metric, observation: Any, counters: MonotonicCounters, _: Any) -> Iterator[Any]:
+    for reading in readings():
+        for labels, value in metric.values(reading):
+            if value is not None:
+                all_labels = {**reading.labels, **labels}
+                if metric.kind == "counter":
+                    value = counters.value(metric.name, all_labels, reading.instance, value)  # noqa: PLW2901 - the same figure
+                yield observation(value, all_labels)
 
 
 _served: list[MetricsServer | None] = []

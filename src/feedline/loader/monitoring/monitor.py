@@ -9,7 +9,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain, count
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 
 from feedline.core import store_metrics
 from feedline.core.dataset import declared
-from feedline.core.page import BATCHES, PHASE_START, Page, as_json
+from feedline.core.page import BATCHES, Page, as_json
 from feedline.core.proc import ProcessStat
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import Span
@@ -39,6 +39,7 @@ from feedline.loader.report.audit_log import AuditLog, audit_path
 from feedline.loader.report.figures import figures_of, plain_indices, verdict_figures, what_if
 from feedline.loader.report.page_html import RankReport
 from feedline.loader.report.page_html import page as page_text
+from feedline.loader.report.raised import RaisedError
 from feedline.loader.report.run_log import History, HistoryPoint, RunLog, path_of_rank
 from feedline.loader.report.stats import SlowBatch
 from feedline.loader.report.verdict import FEW_BATCHES
@@ -135,6 +136,10 @@ class Monitor:
         self._advice_due_ns = monotonic_ns() + verdict_pause_ns(0, self._verdict_ns)
         self._page: Page | None = None
         self._owner = 0
+        self._met: tuple[str, float] | None = None
+        self._raised: RaisedError | None = None
+        self._raised_in = 0
+        """Number of the iteration that raised it."""
         self._hooks = self._weak(Monitor._publish), self._weak(Monitor._keep_workers)
 
     def new_heartbeat(self) -> Heartbeat:
@@ -161,6 +166,7 @@ class Monitor:
         self._sources = _FigureSources(pools, progress, plan, loader.dataset, _length(plan), is_pageable, collated)
         # `for batch in DataLoader(...)` drops the loader at once: its arguments are enough for a verdict.
         self._loader, self._arguments = weakref.ref(loader), Arguments(loader, self._sources.length)
+        self._met = loader._fl_contract.met if loader._fl_world_size > 1 else None
         self._memory.persistent = loader.persistent_workers
         self._machine.follow_loop(loader._fl.device)
         progress.totals.sums.in_order = bool(loader.in_order)
@@ -226,10 +232,12 @@ class Monitor:
             "latest_skipped": quarantine.latest,
         }
         stores = store_metrics.statistics()
-        epoch = replace(progress.totals.stats(), stores=stores.since(progress.stores_before), **common)
+        unfinished_ns = progress.totals.unfinished_ns(self._heartbeat.waits_from_ns, monotonic_ns())
+        epoch = replace(progress.totals.stats(unfinished_ns), stores=stores.since(progress.stores_before), **common)
         skipped = quarantine.ended if progress.is_over else quarantine.this_epoch
         epoch = pools.with_pool_figures(epoch, skipped, since_epoch=True)
-        whole = replace(self.whole.stats(), stores=stores.since(self._stores_before or StoreStatistics()), **common)
+        before = self._stores_before or StoreStatistics()
+        whole = replace(self.whole.stats(unfinished_ns), stores=stores.since(before), **common)
         whole = pools.with_pool_figures(whole, quarantine.count)
         return replace(
             whole, slowest=self._with_addresses(whole), since_epoch=replace(epoch, slowest=self._with_addresses(epoch))
@@ -251,23 +259,45 @@ class Monitor:
             return replace(epoch, closing_s=epoch.closing_s or before.closing_s), recent
         return replace(before, **{name: getattr(epoch, name) for name in _OF_NOW}), former.recent
 
+    def note_error(self, error: Exception) -> None:
+        """Publish an error of `iter(loader)`."""
+        publish, _ = self._hooks
+        publish(QueueState, error=error)
+
+    @property
+    def raised(self) -> RaisedError | None:
+        """The latest error of the loader."""
+        raised = self._raised
+        if raised is None:
+            return None
+        return raised._replace(went_on=self.whole.batches > raised.batches or self._iteration != self._raised_in)
+
+    @property
+    def _iteration(self) -> int:
+        return 0 if self._sources is None else self._sources.progress.run
+
     def waiting_s(self) -> float:
         """Seconds of the current wait; 0 if the loop does not wait."""
-        phase_start_ns = self._heartbeat.page.words[PHASE_START]
-        return max(0.0, (monotonic_ns() + phase_start_ns) / 1e9) if phase_start_ns < 0 else 0.0
+        waits_from_ns = self._heartbeat.waits_from_ns
+        return max(monotonic_ns() - waits_from_ns, 0) / 1e9 if waits_from_ns else 0.0
 
     def figures(self) -> dict[str, Any]:
         """The statistics as JSON values, with the labels of the loader."""
+        raised = self.raised
         return {
             "time_s": time(),
             **self.identity,
             **figures_of(self.stats()),
             "verdict": self.verdict,
+            "raised": None if raised is None else raised._asdict(),
+            "met": self._met,
         }
 
     def write_page(self, path: str | os.PathLike[str], verdict: Verdict) -> None:
         """Write the report page; ArgumentError before the first iteration."""
         if self._sources is None:
+            if self._raised is not None:
+                raise ArgumentError(f"there is nothing to report. {self._raised.text}")
             raise ArgumentError("there is nothing to report yet: iterate over the loader first")
         self.verdict = verdict_figures(verdict)
         figures = self.figures()
@@ -309,9 +339,11 @@ class Monitor:
             self._machine.keep_workers(self._sources.pools.pool_statistics().pids)
             self._machine.watch_others(epoch_ends=True)
 
-    def _publish(self, queue: Callable[[], QueueState], *, epoch_ends: bool = False) -> None:
-        began_ns = monotonic_ns()
-        if began_ns < self._publication_due_ns and not epoch_ends:
+    def _publish(
+        self, queue: Callable[[], QueueState], *, epoch_ends: bool = False, error: Exception | None = None
+    ) -> None:
+        began_ns, event = monotonic_ns(), self._event(error, epoch_ends=epoch_ends)
+        if began_ns < self._publication_due_ns and event == "interval":
             self._begin_measurements(began_ns)
             return
         sources = self._sources
@@ -324,13 +356,13 @@ class Monitor:
         if sources is None or page is None:
             return
         statistics = sources.pools.pool_statistics()
-        is_early = began_ns < self._publication_due_ns or not self._publication_due_ns
+        is_early = event != "raised" and (began_ns < self._publication_due_ns or not self._publication_due_ns)
         workers_stay = self._memory.persistent or not statistics.pids  # the figures of others are read now or never
         if is_early and began_ns < _early.due_ns and workers_stay and self._log is None:
             self._postpone(page, sources, began_ns)
             return
         self._read_workers(statistics.pids, sources.progress.cursor.epoch, epoch_ends=epoch_ends)
-        if epoch_ends and self._log is not None and self._judged_few:
+        if event != "interval" and self._log is not None and self._judged_few:
             self._advice_due_ns = 0  # a short run, whose log is to say more than a first impression
         self._update_verdict(began_ns)
         figures = self.figures()
@@ -342,11 +374,18 @@ class Monitor:
         if epoch_ends or self.history.is_due(now_s):
             self.history.add(_point(figures))
         if self._log is not None:
-            self._log.write(figures, epoch_ends=epoch_ends)
+            self._log.write(figures, event)
         recent = self.history.points[-_SHOWN:]
         live = {"ahead": self._queue.ahead, "status_fd": statistics.status_fd, "history": recent}
         page.publish({**figures, **live})
         self._plan_next(began_ns, is_early=is_early)
+
+    def _event(self, error: Exception | None, *, epoch_ends: bool) -> str:
+        """Name of the event, for the run log; keeps an error."""
+        if error is None:
+            return "epoch" if epoch_ends else "interval"
+        self._raised, self._raised_in = RaisedError.of(error, self.whole.batches), self._iteration
+        return "raised"
 
     def _read_workers(self, pids: tuple[int, ...], epoch: int, *, epoch_ends: bool) -> None:
         """Read the figures of the workers, unless they are kept."""
@@ -427,7 +466,8 @@ class Monitor:
         index = indices[0]
         if index not in self._addresses:
             try:
-                self._addresses[index] = str(address(index))
+                found = address(index)
+                self._addresses[index] = " of ".join(map(str, found[::-1])) if isinstance(found, tuple) else str(found)
             except Exception as error:  # noqa: BLE001 - an error of the user's `address`: a label is not worth it
                 self._addresses[index] = f"unknown: address({index!r}) raised {type(error).__name__}: {error}"
         return self._addresses[index]
@@ -477,6 +517,24 @@ def _workers_of_all() -> list[ProcessStat]:
 _monitors: weakref.WeakValueDictionary[str, Monitor] = weakref.WeakValueDictionary()
 
 
+@dataclass(slots=True)
+class EndedLoaders:
+    """Sums of loaders that no longer exist, by label."""
+
+    are_kept: bool = False
+    """True once metrics are read: a loader that is made again for each epoch would restart its counters."""
+    stats: dict[str, Stats] = field(default_factory=dict)
+
+    def add(self, label: str, totals: Totals) -> None:
+        """Add the sums of a loader, if they are kept."""
+        if self.are_kept:
+            stats = totals.stats()
+            self.stats[label] = stats.plus_loop(self.stats[label]) if label in self.stats else stats
+
+
+ended = EndedLoaders()
+
+
 def monitors() -> list[Monitor]:
     """The monitors of all loaders of this process, by label.
 
@@ -494,6 +552,7 @@ def _register(monitor: Monitor, name: str) -> str:
         label for label in chain([name], (f"{name}-{number}" for number in count(2))) if label not in _monitors
     )
     _monitors[label] = monitor
+    weakref.finalize(monitor, ended.add, label, monitor.whole).atexit = False
     return label
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch.distributed as dist
@@ -126,6 +126,8 @@ class Contract:
         self._number: int | None = None
         self._rounds = 0
         self._kept: tuple[Any, str] | None = None
+        self.met: tuple[str, float] | None = None
+        """Name of the latest comparison, and the time at which it ended on all ranks, in seconds since 1970."""
 
     def check(self, policy: RankPolicy, rank: int, terms: Terms) -> None:
         """Wait for all ranks, and compare; `RankError` names the odd one."""
@@ -134,12 +136,14 @@ class Contract:
             return
         if self._number is None:  # at the first iteration: ranks may create loaders that they never iterate over
             self._number = next(_contracts)
-        key = f"feedline/loader {self._number}/{self._rounds}/"
+        meeting = f"{self._number}/{self._rounds}"
+        key = f"feedline/loader {meeting}/"
         self._rounds += 1
         mine = key + str(dist.get_rank())
         store.set(mine, json.dumps([rank, terms]))
         keys = [key + str(other) for other in range(dist.get_world_size())]
         _wait(store, keys, policy.wait_s, terms)
+        self.met = meeting, time()
         ranks = [json.loads(value) for value in store.multi_get(keys)]
         try:
             compare(ranks)

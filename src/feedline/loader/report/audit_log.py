@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import torch
@@ -46,10 +45,6 @@ multipliers for congruential pseudorandom number generators", 2021)."""
 
 _MOST_RANGES = 4
 """Ranges delivered ahead that a record can hold; empty records hold the others."""
-
-
-_PROCESS = uuid4().hex[:12]
-"""Name of this process and its forks: a restarted container has the same host and process id."""
 
 
 _PENDING = 64
@@ -340,7 +335,8 @@ def _fixed_fields(identity: dict[str, Any], plan: Any) -> dict[str, Any]:
     return {
         "event": "span", "loader": identity["loader"][:60] + (f" of rank {rank}" if alone else ""),
         "rank": 0 if alone else rank, "world_size": 1 if alone else world_size,
-        "instance": identity["instance"], "pid": identity["pid"], "host": identity["host"][:40], "process": _PROCESS,
+        "instance": identity["instance"], "pid": identity["pid"], "host": identity["host"][:40],
+        "process": identity["process"],
         "started_s": round(time.time(), 6),
         "order": order_digest(plan), "unit": _UNITS[type(schedule)], "in_order": identity["settings"]["in_order"],
         "length": epoch_length(plan), "partitions": getattr(schedule, "partitions", None),

@@ -33,8 +33,8 @@ def gain_of(advice: Advice) -> str:
 
 
 def number(value: float) -> str:
-    """A factor as text, with two or three digits."""
-    return f"{value:.2f}" if value < 1.995 else f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
+    """A factor as text, with at least two digits."""
+    return f"{value:.2f}" if value < 1.995 else f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
 
 
 def _times(advice: Advice, period_s: float) -> str:

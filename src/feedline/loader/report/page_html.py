@@ -19,6 +19,7 @@ from feedline.core.stage_parts import is_part
 from feedline.core.telemetry import MAIN
 from feedline.loader.report.charts import Series, bars, line_chart, timeline
 from feedline.loader.report.figures import rates, times_of
+from feedline.loader.report.raised import raised_error_of
 from feedline.loader.report.stats import count, is_block, seconds, share, size
 from feedline.loader.report.totals import RecentBatch
 
@@ -92,8 +93,9 @@ def _run(loaders: Mapping[str, Sequence[RankReport]]) -> str:
     # Loaders of one process do different work: only the ranks of one loader are compared.
     compared = [_ranks(of_loader, alone=len(loaders) == 1) for of_loader in loaders.values() if len(of_loader) > 1]
     of_run = [report for of_loader in loaders.values() for report in of_loader]
+    errors = _errors(of_run)
     if len(of_run) == 1:
-        return _rank(of_run[0])
+        return errors + _rank(of_run[0])
     has_ranks = len({report.figures["rank"] for report in of_run}) > 1
     longest = max(of_run, key=lambda report: report.figures["wait_s"])
     folded = (
@@ -102,7 +104,43 @@ def _run(loaders: Mapping[str, Sequence[RankReport]]) -> str:
         )
         for each in of_run
     )
-    return "".join((*compared, *folded))
+    return "".join((errors, *compared, *folded))
+
+
+def errors_of(reports: Sequence[RankReport]) -> list[tuple[str, str]]:
+    """Headlines and details of the first errors that ended loops.
+
+    Of many, the last headline counts those that are left out.
+    """
+    found = [
+        (raised, report) for report in reports if (raised := raised_error_of(report.figures)) and not raised.went_on
+    ]
+    has_ranks = len({report.figures["rank"] for report in reports}) > 1
+    has_loaders = len({report.loader for report in reports}) > 1
+    errors = [
+        (raised.headline(_subject(report, has_ranks=has_ranks, has_loaders=has_loaders)), raised.details)
+        for raised, report in sorted(found, key=lambda each: each[0].time_s)
+    ]
+    more = [(f"Other ranks and loaders raised {count(len(errors) - _MOST_ERRORS, 'more error')}", "")]
+    return errors[:_MOST_ERRORS] + (more if len(errors) > _MOST_ERRORS else [])
+
+
+def _subject(report: RankReport, *, has_ranks: bool, has_loaders: bool) -> str:
+    """Name of a loader or rank that begins a sentence."""
+    names = [f"Rank {report.figures['rank']}"] * has_ranks + [report.loader] * has_loaders
+    return ", ".join(names) or "The loader"
+
+
+_MOST_ERRORS = 4
+
+
+def _errors(reports: Sequence[RankReport]) -> str:
+    """Sections of the first errors that ended loops."""
+    return "".join(
+        f'<section class="verdict raised"><h2>{escape(headline)}</h2>{f"<p>{escape(details)}</p>" * bool(details)}'
+        "</section>\n"
+        for headline, details in errors_of(reports)
+    )
 
 
 def _fold(title: str, inner: str, *, is_open: bool) -> str:
@@ -389,7 +427,7 @@ def _slowest(report: RankReport) -> str:
     # Streams have no indices, and most datasets no addresses.
     shown = [place for place in range(len(_SLOW_HEADS)) if any(row[place] for row in rows)]
     cells = [[row[place] for place in shown] for row in rows]
-    return _section("Slowest batches", _table([_SLOW_HEADS[place] for place in shown], cells))
+    return _section("Slowest batches", _table([_SLOW_HEADS[place] for place in shown], cells), "slowest")
 
 
 _SLOW_HEADS = ("epoch", "batch", "stage", "took", "samples", "first sample")
@@ -408,6 +446,9 @@ def _incidents(report: RankReport) -> str:
         ["workers that died and were replaced", f"{figures['restarts']:,}"],
         ["ready to run, but not run", seconds(figures["run_delay_s"])],
     ]
+    raised = raised_error_of(figures)
+    if raised is not None and raised.went_on:
+        rows.insert(0, ["latest error", escape(raised.text)])
     if figures["padding_share"] is not None:
         rows.append(["padding in batches", share(figures["padding_share"])])
     if figures["throttled_share"] is not None:
@@ -418,8 +459,20 @@ def _incidents(report: RankReport) -> str:
         rows.append(["workers waited for a lock of another worker", share(figures["contended_share"])])
     if figures["worker_growth_nbytes"] is not None:
         rows.append(["growth of the workers per epoch", _growth(figures["worker_growth_nbytes"])])
-    rows += [[f"stores: {escape(name.replace('_', ' '))}", f"{amount:,.6g}"] for name, amount in stores.items()]
+    rows += [
+        [f"stores: {escape(_STORE_WORDS.get(name, name.replace('_', ' ')))}", _amount(name, amount)]
+        for name, amount in stores.items()
+    ]
     return _section("Incidents and stores", _table(("", ""), rows))
+
+
+_STORE_WORDS = {"nbytes": "received", "waited_s": "waited before retries"}
+"""Names of figures whose unit is in their value."""
+
+
+def _amount(name: str, amount: float) -> str:
+    """A figure of the stores with its unit."""
+    return size(amount) if name == "nbytes" else seconds(amount) if name == "waited_s" else f"{amount:,}"
 
 
 def _growth(nbytes: float) -> str:
@@ -432,8 +485,9 @@ def _settings(report: RankReport) -> str:
     return _section("Settings", _table(("", ""), [["dataset", escape(figures["dataset"])], *rows]))
 
 
-def _section(title: str, inner: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>\n{inner}</section>\n"
+def _section(title: str, inner: str, kind: str = "") -> str:
+    attribute = f' class="{kind}"' if kind else ""
+    return f"<section{attribute}><h2>{escape(title)}</h2>\n{inner}</section>\n"
 
 
 def _table(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:

@@ -50,15 +50,18 @@ class RunLog:
         self._due_s = 0.0
         self._began = self._failed = False
 
-    def write(self, figures: Mapping[str, Any], *, epoch_ends: bool = False) -> None:
-        """Append a line if one is due; `figures` have a "time_s"."""
+    def write(self, figures: Mapping[str, Any], event: str = "interval") -> None:
+        """Append a line; one of an "interval" must be due.
+
+        `figures` have a "time_s".
+        """
         now_s = time.monotonic()
-        if self._failed or not (epoch_ends or now_s >= self._due_s):
+        if self._failed or (event == "interval" and now_s < self._due_s):
             return
         # The first intervals are short and double: a run that is left or killed early has its latest lines, too.
         self._due_s = now_s + min(self._next_s, self._interval_s)
         self._next_s *= 2
-        line = _line({**figures, "event": "epoch" if epoch_ends else "interval"})
+        line = _line({**figures, "event": event})
         try:
             with self.path.open("ab+") as file:
                 if not self._began and _is_cut_off(file):  # by the kill of an earlier run

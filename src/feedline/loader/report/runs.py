@@ -26,6 +26,10 @@ EARLY_SHARE = 0.9
 """Share of the batches of other ranks below which a rank has ended early."""
 
 
+DIFFERENT_S = 1.0
+"""Difference of two clocks that is worth a note: ranks notice the end of a comparison milliseconds apart."""
+
+
 APART_S = 60.0
 """Time between the first lines of ranks above which they did not begin together."""
 
@@ -75,6 +79,8 @@ class _LoaderLog:
     points: list[Mapping[str, Any]] = field(default_factory=list)
     was_set_back: bool = False
     """The clock was set back between two lines."""
+    met_s: dict[str, float] = field(default_factory=dict)
+    """Times of the comparisons with other ranks, by their name."""
     _step: int = 1
     _until_point: int = 0
 
@@ -82,6 +88,7 @@ class _LoaderLog:
         """Add a line; of many, only some become points."""
         self.was_set_back |= line["time_s"] < self.last["time_s"] - 1.0
         self.last = line
+        self.met_s.update([line["met"]] if line.get("met") else [])
         self._until_point -= 1
         if self._until_point > 0:
             return
@@ -97,8 +104,8 @@ class _LoaderLog:
 
     @property
     def process(self) -> tuple[Any, ...]:
-        """Host and number of the process that made the loader."""
-        return self.first.get("host"), self.first.get("pid")
+        """Host, number and name of the process that made the loader."""
+        return self.first.get("host"), self.first.get("pid"), self.first.get("process")
 
     @property
     def world_size(self) -> int:
@@ -204,6 +211,30 @@ def _notes(logs: Sequence[_LoaderLog]) -> Iterator[str]:
         named = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
         yield f"There is no log of {'rank' if len(missing) == 1 else 'ranks'} {named}."
     yield from _notes_on_ends(logs)
+    yield from _notes_on_clocks(logs, ranks)
+    for rank in sorted({log.first["rank"] for log in logs if log.was_set_back}):
+        yield f"The clock of rank {rank} was set back during the run: its times are those of both settings."
+
+
+_MOST_RANKS = 1 << 16
+
+
+def _notes_on_clocks(logs: Sequence[_LoaderLog], ranks: set[int]) -> Iterator[str]:
+    """Sentences on clocks that differ.
+
+    They are compared by the latest moment that all ranks of a loader have in common. Without one, only the starts of
+    the logs are known, and ranks may begin at different times.
+    """
+    met: dict[int, dict[str, float]] = {rank: {} for rank in ranks}
+    for log in logs:
+        met[log.first["rank"]].update(log.met_s)
+    if common := set.intersection(*map(set, met.values())):
+        latest = max(common, key=met[min(ranks)].__getitem__)
+        clocks = {rank: times[latest] for rank, times in met.items()}
+        fast, slow = max(clocks, key=clocks.__getitem__), min(clocks, key=clocks.__getitem__)
+        if clocks[fast] - clocks[slow] > DIFFERENT_S:
+            yield f"The clock of rank {fast} is {seconds(clocks[fast] - clocks[slow])} ahead of that of rank {slow}."
+        return
     first = {rank: min(log.start_s for log in logs if log.first["rank"] == rank) for rank in ranks}
     late, early = max(first, key=first.__getitem__), min(first, key=first.__getitem__)
     if first[late] - first[early] > APART_S:
@@ -211,11 +242,6 @@ def _notes(logs: Sequence[_LoaderLog]) -> Iterator[str]:
             f"The log of rank {late} begins {seconds(first[late] - first[early])} after that of rank {early}: their "
             "clocks differ, or they are of different runs."
         )
-    for rank in sorted({log.first["rank"] for log in logs if log.was_set_back}):
-        yield f"The clock of rank {rank} was set back during the run: its times are those of both settings."
-
-
-_MOST_RANKS = 1 << 16
 
 
 def _notes_on_ends(logs: Sequence[_LoaderLog]) -> Iterator[str]:

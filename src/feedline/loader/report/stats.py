@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from feedline.core.histogram import REORDER, quantile_s
+from feedline.core.histogram import REORDER, add_counts, quantile_s
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import CPU, LOCK, MAIN, NBYTES, PARTS, RUN_DELAY, STEP_THREADS_DELAY, SWITCHES
 from feedline.core.wrapping import columns, printable, wrap
@@ -42,6 +42,18 @@ class StageTimes:
     def quantile_s(self, share: float) -> float:
         """Quantile in seconds, exact to a tenth; 0.99 is the 99th percentile."""
         return min(quantile_s(self.histogram, share), self.max_s)
+
+    def plus(self, other: StageTimes) -> StageTimes:
+        """The times of both; the median is that of `self`."""
+        return StageTimes(
+            count=self.count + other.count,
+            total_s=self.total_s + other.total_s,
+            median_s=self.median_s,
+            max_s=max(self.max_s, other.max_s),
+            workers=tuple(sorted({*self.workers, *other.workers})),
+            cpu_s=None if self.cpu_s is None or other.cpu_s is None else self.cpu_s + other.cpu_s,
+            histogram=add_counts([times.histogram for times in (self, other) if times.histogram]),
+        )
 
     @property
     def mean_s(self) -> float:
@@ -84,15 +96,15 @@ class Stats:
     samples: int = 0
     """Samples in these batches; 0 if their number is unknown."""
     wall_s: float = 0.0
-    """Seconds of waiting and computing, `wait_s + step_s`."""
+    """Seconds of waiting and computing, `wait_s + step_s`; those of a step count once it has ended."""
     wait_s: float = 0.0
-    """Seconds the loop waited for batches."""
+    """Seconds the loop waited for batches, the current wait included."""
     startup_s: float = 0.0
     """Seconds of `wait_s` before the first batch, those in `iter(loader)` included."""
     closing_s: float = 0.0
     """Seconds from the end of an epoch until its workers had ended; not part of `wall_s`."""
     step_s: float = 0.0
-    """Seconds of the loop's own work between batches."""
+    """Seconds of the loop's own work on its batches."""
     step_cpu_s: float | None = None
     """CPU seconds of that work; may exceed `step_s` where several threads compute. None if not measured."""
     run_delay_s: float = 0.0
@@ -191,6 +203,16 @@ class Stats:
     since_epoch: Stats | None = None
     """The same figures since the current epoch began in this process; None before the first epoch."""
 
+    def plus_loop(self, other: Stats) -> Stats:
+        """The figures, with batches, samples and times of both loops."""
+        sums = ("batches", "samples", "wall_s", "wait_s", "startup_s", "closing_s", "step_s", "run_delay_s")
+        return replace(
+            self,
+            stages=_plus(self.stages, other.stages),
+            loop=_plus(self.loop, other.loop),
+            **{name: getattr(self, name) + getattr(other, name) for name in sums},
+        )
+
     def __str__(self) -> str:
         """The main figures, wrapped for the terminal; `repr` has all."""
         amount = f"{count(self.batches, 'batch')}, {count(self.samples, 'sample')} in {seconds(self.wall_s)}"
@@ -259,6 +281,11 @@ class Stats:
 _OTHER_CLOCKS = (RUN_DELAY, STEP_THREADS_DELAY, LOCK, PARTS)
 
 
+def _plus(times: Mapping[str, StageTimes], others: Mapping[str, StageTimes]) -> dict[str, StageTimes]:
+    both = {stage: each.plus(others[stage]) if stage in others else each for stage, each in times.items()}
+    return {**others, **both}
+
+
 def is_wall(stage: str) -> bool:
     """True for stages on the wall clock."""
     return stage not in _OTHER_CLOCKS and not stage.endswith((CPU, SWITCHES, NBYTES))
@@ -307,4 +334,4 @@ def count(number: int, noun: str) -> str:
 
 
 def _digits(value: float) -> str:
-    return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
+    return f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"

@@ -40,6 +40,7 @@ class Totals:
     slow_ns = -1
     """A batch whose longest stage takes more time is among the slowest, for `keep_slow`."""
     _closing_ns = 0
+    _last_step_ns = _last_wait_ns = _left_ns = 0
     _padding: PaddingSums | None = None
 
     def __init__(self, recent: int = RECENT, whole: Totals | None = None) -> None:
@@ -86,6 +87,30 @@ class Totals:
         for totals in self._each():
             totals._closing_ns += elapsed_ns
 
+    def add_end(self, waits_from_ns: int, now_ns: int) -> None:
+        """Count a wait without a batch, and the step before it."""
+        step_ns, wait_ns = self.unfinished_ns(waits_from_ns, now_ns)
+        self._left_ns, self.sums.opening_ns = now_ns, 0  # they count once, also if a batch follows
+        for totals in self._each():
+            totals._last_step_ns += step_ns
+            totals._last_wait_ns += wait_ns
+
+    def unfinished_ns(self, waits_from_ns: int, now_ns: int) -> tuple[int, int]:
+        """Nanoseconds of the current wait, after those of the step before it.
+
+        Their spans are added with the next batch only. Both are 0 without a wait, also if its batch has just arrived.
+        """
+        if not waits_from_ns:
+            return 0, 0
+        left_ns = self._left_ns
+        for stage, _, stop_ns, _ in reversed(self.latest()):  # the wait is among the last
+            if stage == LOOP[0]:
+                left_ns = max(left_ns, stop_ns)
+                break
+        if not left_ns:
+            return 0, self.sums.opening_ns + max(now_ns - waits_from_ns, 0)
+        return (waits_from_ns - left_ns, max(now_ns - waits_from_ns, 0)) if left_ns <= waits_from_ns else (0, 0)
+
     def _each(self) -> tuple[Totals, ...]:
         return (self,) if self._whole is None else (self, self._whole)
 
@@ -115,16 +140,21 @@ class Totals:
 
     def latest(self) -> Sequence[SpanTuple]:
         """The spans of the latest batch; empty before the first."""
-        return next((spans for spans, *_ in self.sums.recent(1)), ())
+        kept = self.sums.recent(1)
+        return kept[0][0] if kept else ()
 
-    def stats(self) -> Stats:
-        """The totals so far.
+    def stats(self, unfinished_ns: tuple[int, int] = (0, 0)) -> Stats:
+        """The totals so far, with a result of `unfinished_ns`.
 
         Bytes, workers and skips are 0: their owners set them by `dataclasses.replace`.
         """
         cells = self._cells()
         stages = self.stages()
+        step_ns, wait_ns = (
+            sum(each) for each in zip(unfinished_ns, (self._last_step_ns, self._last_wait_ns), strict=True)
+        )
         wait_s, step_s = (stages[stage].total_s if stage in stages else 0.0 for stage in LOOP)
+        wait_s, step_s = wait_s + wait_ns / 1e9, step_s + step_ns / 1e9
         return Stats(
             batches=self.batches,
             samples=self.samples,

@@ -97,6 +97,9 @@ class Verdict:
     """Share of the waiting that the recorded stages explain, 0 to 1."""
     lines: tuple[LineShare, ...] = ()
     """The user's lines that take the time of samples, for `report(lines=True)`."""
+    raised: str = ""
+    """The error that ended the loop, with the sample, its address and the remedy; empty if the loader raised none, or
+    the loop went on."""
     model: InitVar[Model | None] = None
     """See `replayed`."""
     write_page: InitVar[PageWriter | None] = None
@@ -137,7 +140,7 @@ class Verdict:
 
     def text(self, width: int = WIDTH) -> str:
         """The verdict in lines of at most `width` columns."""
-        parts = [layout.paragraph(self.headline, width), layout.paragraph(self.explanation, width)]
+        parts = [layout.paragraph(part, width) for part in (self.raised, self.headline, self.explanation)]
         parts.append("\n".join(layout.table(self.advice, self.period_s, width)))
         parts.append(self.lines_text(width))
         parts.append("\n".join(layout.paragraph(note, width) for note in self.notes))
