@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -36,6 +37,6 @@ def _is_command() -> bool:
     """True in the process of the command, not in its workers."""
     if sys.argv[:1] == ["-m"]:  # the module is not known yet
         _, _, module = " ".join(sys.orig_argv).partition(" -m ")
-        return module.startswith("feedline")
+        return re.match(r"feedline[. ]|feedline$", module) is not None
     # Spawned processes have the `argv` of their parent.
     return bool(sys.argv) and PurePath(sys.argv[0]).stem == "feedline" and sys.argv[0] in sys.orig_argv
