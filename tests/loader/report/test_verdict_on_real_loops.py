@@ -6,6 +6,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -165,6 +166,41 @@ def test_workers_that_wait_for_each_other_are_not_advised_to_be_more(dataset: An
         return verdict.limiting_stage == "fetch" and is_seen and not more and "lock" in verdict.explanation
 
     measured(lambda: verdict_of(dataset, 0.001, 0.0165, **arguments), is_right)
+
+
+class LocksForAPart(Waits):
+    """Samples that hold a lock for a part of their time, which differs from sample to sample."""
+
+    def __init__(self, seconds: float, length: int, held: float, lock: Any) -> None:
+        super().__init__(seconds, length)
+        self.held, self.lock = held, lock
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(random.expovariate(1 / (self.seconds * (1 - self.held))))
+        with self.lock:
+            time.sleep(random.expovariate(1 / (self.seconds * self.held)))
+        return torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("held", "lock", "gain", "arguments"),
+    [
+        (0.5, multiprocessing.Lock(), 1.25, {"num_workers": 2, "worker_method": "process"}),
+        (0.1, threading.Lock(), 1.04, {"num_workers": 4, "worker_method": "thread"}),
+    ],
+    ids=["half, processes", "a tenth, threads"],
+)
+def test_a_lock_is_named_with_its_cost_unless_it_costs_little(
+    held: float, lock: Any, gain: float, arguments: dict[str, Any]
+) -> None:
+    dataset, workers = LocksForAPart(0.004, 1200, held, lock), arguments["num_workers"]
+
+    def is_right(verdict: Verdict) -> bool:
+        bounds = [advice.gain for advice in verdict.advice if "hold the lock" in advice.text]
+        assert bool(bounds) == ("holds a lock" in verdict.explanation)
+        return abs(bounds[0] / gain - 1) < 0.15 if gain >= 1.2 else not bounds
+
+    measured(lambda: verdict_of(dataset, 0.001, gain * 4.2 * 0.004 / workers, **arguments), is_right)
 
 
 class ComputesInThreads(Dataset[torch.Tensor]):

@@ -306,7 +306,7 @@ def cheaper_fetch(model: Model, stats: Stats) -> Iterator[Advice]:
     if dominant_part(stats, "fetch") is not None and not source.own_reader:  # of which `cheaper_part` says more
         return
     # Of these, `less_locking` and `single_threads` say more.
-    if (model.measured.mean("fetch").held_s or is_oversubscribed(model)) and not source.own_reader:
+    if (model.is_locked or is_oversubscribed(model)) and not source.own_reader:
         return
     method = f"{context.dataset}.{context.reads_by}"
     if source.own_reader:
@@ -376,22 +376,23 @@ def _share_of_fetch(model: Model, part: float) -> float:
 
 def less_locking(model: Model, stats: Stats) -> Iterator[Advice]:
     """A lock that workers do not hold for long."""
-    if not model.measured.mean("fetch").held_s:
+    if not model.is_locked:
         return
     present = model.context.num_workers
-    cases = {number: _with_workers(model, number) for number in (present, *_counts(model.context, stats))}
-    cases = {number: case._replace(change=BatchTimes.without_exclusion) for number, case in cases.items()}
-    gains = {number: model.gain(case) for number, case in cases.items()}
-    number = next(number for number, gain in sorted(gains.items()) if gain >= ENOUGH_SHARE * max(gains.values()))
-    then = "" if number <= present else f"; then {count(number, 'worker')}"
+    cases = {number: model.unlocked(_with_workers(model, number)) for number in _counts(model.context, stats)}
+    gains = {number: model.gain(case) for number, case in cases.items() if number > present}
+    best = max(gains.values(), default=1.0)
+    number = next((number for number, gain in sorted(gains.items()) if gain >= ENOUGH_SHARE * best), present)
+    then = ""
+    if best * ENOUGH_SHARE > model.lock_gain:
+        then = f"; then {count(number, 'worker')} would make it {gains[number]:.1f} times as fast"
+    gain = model.range_of(model.unlocked(model.present))
     text = (
         f"hold the lock in {model.context.dataset}.{model.context.reads_by} for a shorter time, or give each worker "
-        f"a file or connection of its own{then}: now they wait for each other {share(model.measured.contended_share)} "
-        "of their time, and more workers would not help"
+        f"a file or connection of its own: now they wait for each other {share(model.measured.contended_share)} "
+        f"of their time{then}"
     )
-    gain = model.range_of(cases[number])
-    if gain.gain >= LEAST_GAIN:
-        yield Advice(text, {}, gain.gain, 1.0, gain.high, "bound")
+    yield Advice(text, {}, gain.gain, 1.0, gain.high, "bound")
 
 
 def more_cpus(model: Model, _: Stats) -> Iterator[Advice]:
