@@ -11,6 +11,7 @@ from feedline.loader.report.context import Context, method_of
 from feedline.loader.report.copies import cheaper_transform, fewer_bytes, less_decoding, one_copy
 from feedline.loader.report.doubts import begins_to_accelerate, doubtful_cases
 from feedline.loader.report.model import Case, Gain, Model
+from feedline.loader.report.padded_rows import longest_of_a_batch, samples_of_one_length
 from feedline.loader.report.parts import dominant_part
 from feedline.loader.report.remedy import LEAST_GAIN, Advice, Basis, upper_bound
 from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, EngineSetting, Task
@@ -458,6 +459,8 @@ _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
     more_cpus,
     single_threads,
     fewer_step_threads,
+    samples_of_one_length,
+    longest_of_a_batch,
     fewer_bytes,
     one_copy,
     less_decoding,
