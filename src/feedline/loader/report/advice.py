@@ -307,7 +307,7 @@ def cheaper_fetch(model: Model, stats: Stats) -> Iterator[Advice]:
     if dominant_part(stats, "fetch") is not None and not source.own_reader:  # of which `cheaper_part` says more
         return
     # Of these, `less_locking` and `single_threads` say more.
-    if (model.is_locked or is_oversubscribed(model)) and not source.own_reader:
+    if (model.is_locked or _may_waste_threads(model)) and not source.own_reader:
         return
     method = f"{context.dataset}.{context.reads_by}"
     if source.own_reader:
@@ -333,7 +333,7 @@ def costliest_line(model: Model, _: Stats) -> Iterator[Advice]:
     """
     source = model.context.source
     line = next((line for line in model.context.lines if line.stage == "fetch" and line.is_own), None)
-    if line is None or (source.own_reader and not _is_other(line, source)) or is_oversubscribed(model):
+    if line is None or (source.own_reader and not _is_other(line, source)) or _may_waste_threads(model):
         return
     text = f"do less in {line.where}, {share(line.share)} of building a batch: {line.text}"
     yield from _less_fetching(model, _share_of_fetch(model, line.share), text)
@@ -419,7 +419,7 @@ def single_threads(model: Model, _: Stats) -> Iterator[Advice]:
     Such threads wait for each other, partly by computing, so it is unknown how much of their computing is work. The
     gain is that of a thread that computes as long as now, without its helpers; it may be greater.
     """
-    if not is_oversubscribed(model):
+    if not _may_waste_threads(model):
         return
     fetch, workers = model.measured.mean("fetch"), model.present.setting.num_workers
     text = (
@@ -442,6 +442,20 @@ def is_oversubscribed(model: Model) -> bool:
     """True if the workers' own threads outnumber the CPUs."""
     width, workers = model.measured.mean("fetch").width, model.present.setting.num_workers
     return bool(workers) and width > _SEVERAL and width * workers > model.context.cpus
+
+
+def _may_waste_threads(model: Model) -> bool:
+    """True if the workers' own threads may compute in vain.
+
+    A thread that only waits for its helpers has given them its work: without them, it computes as much. Helpers that
+    share its work, such as those of OpenMP, compute about as long as it does.
+    """
+    own_share = 1 - model.measured.helpers_share
+    return is_oversubscribed(model) and own_share * model.measured.mean("fetch").width > _OWN_PART
+
+
+_OWN_PART = 0.5
+"""Least computing of a worker's own thread, as a share of an equal part, at which helpers share its work."""
 
 
 _SEVERAL = 1.2
