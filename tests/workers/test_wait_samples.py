@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from math import inf
 from pathlib import Path
 
@@ -91,11 +91,9 @@ def shares_of(number: int, work: Callable[[], None]) -> tuple[float, float]:
     """Contended and outside share of threads, over a hundred samples."""
     with working(number, work) as threads, switching_often():
         samples = ThreadSamples(threads)
-        for _ in range(16):
-            samples.add_wait(0.004)
         while samples._number < 100 * number:
-            samples._due_s = 0.0
-            samples.wait(lambda limit_s: time.sleep(limit_s) is not None)
+            time.sleep(0.02 * random.random())
+            samples.take()
         contended, outside = samples.contended_share, samples.outside_share
     assert contended is not None
     assert outside is not None
@@ -181,44 +179,53 @@ def test_few_samples_are_unknown_and_short_waits_are_left_alone() -> None:
     samples = ThreadSamples({threading.get_native_id()})
     assert samples.contended_share is None
     assert samples.outside_share is None
-    assert not samples.wait(lambda _: pytest.fail("the usual wait is not known"))
+    assert samples.next_s() == inf, "the usual wait is not known"
     for _ in range(50):
         samples.add_wait(0.0001)
-    assert not samples.wait(lambda _: pytest.fail("too short to be divided"))
+    assert samples.next_s() == inf, "too short to be divided"
 
 
-def test_a_wait_that_ends_early_takes_no_sample() -> None:
-    samples = ThreadSamples({threading.get_native_id()})
-    for _ in range(50):
-        samples.add_wait(0.1)
-    limits = list[float]()
-    assert samples.wait(lambda limit_s: limits.append(limit_s) is None)
-    assert 0 < limits[0] < 0.1
-    assert samples._number == 0
+@pytest.mark.parametrize(
+    ("waits_s", "step_s"),
+    [([0.8], 0.05), ([0.001, 0.04], 0.002), ([0.01], 0.01), ([0.003, 0.003, 0.1], 0.0)],
+    ids=["long", "short and long", "as long as steps", "bursts"],
+)
+def test_samples_are_spread_evenly_over_the_time_of_all_waits(
+    waits_s: list[float], step_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of several workers may arrive in pairs: a long wait then follows a short one."""
+    now_s = 100.0
+    monkeypatch.setattr(wait_samples, "monotonic", lambda: now_s)
+    monkeypatch.setattr(wait_samples, "thread_time", lambda: now_s)
+    times, found = SampleTimes(), list[float]()
+    times.add_wait(100.0)
+    while len(found) < 400:
+        before_s = 0.0
+        for wait_s in waits_s:
+            began_s, ended_s = now_s, now_s + wait_s
+            while (sample_s := times.next_s()) < ended_s:
+                now_s = sample_s
+                found.append(before_s + sample_s - began_s)
+                times._end_sample(now_s)
+            times.add_wait(wait_s)
+            before_s += wait_s
+            now_s = ended_s + step_s
+    whole_s = sum(waits_s)
+    for share in (0.25, 0.5, 0.75):
+        assert sum(place < share * whole_s for place in found) / len(found) == pytest.approx(share, abs=0.06)
 
 
-def test_waits_that_become_short_are_divided_again() -> None:
-    """As after the first batch of an epoch, for which workers start."""
-    samples = ThreadSamples({threading.get_native_id()})
-    for _ in range(50):
-        samples.add_wait(60.0)
-    for _ in range(200):
-        if not samples.wait(lambda limit_s: limit_s > 0.002):  # a wait of a moment is over
-            samples._due_s = 0.0
-    assert samples._number > 0
-
-
-def test_samples_are_spread_evenly_over_a_wait() -> None:
+def test_samples_take_a_small_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(wait_samples, "monotonic", lambda: now_s)
+    monkeypatch.setattr(wait_samples, "thread_time", lambda: now_s)
     times = SampleTimes()
-    assert times.next_s() == inf
-    for _ in range(50):
-        times.add_wait(0.8)
-    began_s = time.monotonic()
-    places = sorted((times.next_s() - began_s) / 0.8 for _ in range(100))
-    slack = (time.monotonic() - began_s) / 0.8
-    assert all(0 <= later - earlier <= 0.03 + slack for earlier, later in pairwise([0.0, *places, 1.0 + slack]))
-    times._set_due(began_s)
-    assert times.next_s() == inf  # a pause
+    times.add_wait(100.0)
+    for _ in range(20):
+        began_s = now_s = times.next_s()
+        now_s += 0.001  # with many workers
+        times._end_sample(began_s)
+        assert times.next_s() - now_s >= 0.2
 
 
 def test_processes_that_wait_are_counted_and_another_number_of_them_starts_from_zero(

@@ -34,6 +34,16 @@ class SkippedSample(NamedTuple):
     """The message in base64, if it came from a live stream."""
 
 
+class Padding(NamedTuple):
+    """Places of a padded batch."""
+
+    padded: int
+    places: int
+    """All places, the padded ones included."""
+    uneven: int
+    """Padded places that a batch of equally long samples would not have: those up to its longest sample."""
+
+
 class BatchResult(NamedTuple):
     """A batch, with its spans, skipped samples and dataset offset."""
 
@@ -46,8 +56,8 @@ class BatchResult(NamedTuple):
     """Store metrics of the worker process since its last batch."""
     worker_state: bytes | None = None
     """Result of the builder's `capture()` in the worker after this batch; None if it is not reported."""
-    padding: tuple[int, int] | None = None
-    """Padded places and all places of the batch; None if they are unknown."""
+    padding: Padding | None = None
+    """None if it is unknown."""
     rows: Sequence[int] | None = None
     """Numbers of the samples in their partition; None for map-style datasets."""
 

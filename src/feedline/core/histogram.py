@@ -18,6 +18,7 @@ from feedline.core.telemetry import (
     MAIN,
     NBYTES,
     PARTS,
+    PLACES,
     RUN_DELAY,
     STEP_THREADS_DELAY,
     SWITCHES,
@@ -80,7 +81,7 @@ REORDER = "reorder"
 _NOT_BUILDING = frozenset((*LOOP, "sample", REORDER, PARTS, RUN_DELAY, STEP_THREADS_DELAY, LOCK))
 
 
-_OTHER_CLOCKS = (CPU, SWITCHES, NBYTES)
+_OTHER_CLOCKS = (CPU, SWITCHES, NBYTES, PLACES)
 
 
 class SpanSums:

@@ -62,6 +62,10 @@ FILES = "files"
 """Prefix of counters of what a worker has read from files and pipes, by whatever code."""
 
 
+PLACES = ".places"
+"""Suffix of the stage of a span on a counter: the places of a padded batch, padding included."""
+
+
 BATCH = "batch"
 """Prefix of counters of whole batches, as the loop receives them."""
 

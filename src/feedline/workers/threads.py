@@ -215,16 +215,19 @@ class ThreadPool:
         """
         started, has_logged = monotonic(), False
         self._samples.end_step()
-        if self._samples.wait(wait):
-            return
+        sample_s = self._samples.next_s()
         while True:
             waited = monotonic() - started
             limits = [limit for limit in (self._timeout_s, 0 if has_logged else self._stall_s) if limit]
-            opened = wait(min(max(min(limits, default=inf) - waited, 0), WAKE_S))
+            left_s = min(min(limits, default=inf), sample_s - started) - waited
+            opened = wait(min(max(left_s, 0), WAKE_S))
             waited = monotonic() - started
             if opened:
                 self._samples.add_wait(waited)
                 return
+            if started + waited >= sample_s:
+                self._samples.take()
+                sample_s = self._samples.next_s()
             self._check()  # an interrupt within `submit` may have closed it: no thread takes the request then
             if self._timeout_s and waited >= self._timeout_s:
                 limit = f"DataLoader timed out after {self._timeout_s} seconds"

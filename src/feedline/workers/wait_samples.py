@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from math import inf
 from threading import get_native_id
@@ -14,33 +14,44 @@ from feedline.core.proc import ThreadWait, wait_of_thread, waits_for_lock
 class SampleTimes:
     """Times for samples of workers, within the loop's waits.
 
-    As a batch arrives, workers that wait for each other are always in the same state: one has just given the lock back,
-    and the next one has it. Samples are therefore spread evenly over the usual time of a wait.
+    Workers that build and wait for each other repeat the same states from batch to batch, so a sample must not depend
+    on when a batch arrives, nor on how long a wait is. Samples are therefore due at times of a clock of their own. If
+    such a time passes while the loop does not wait, another one follows the begin of the next wait.
     """
 
     def __init__(self) -> None:
         self._usual_s = self._due_s = 0.0
+        self._pause_s = _LEAST_PAUSE_S
         self._turn = 0
 
     def next_s(self) -> float:
-        """Time of the sample in a wait that begins now.
+        """Time of the next sample, by `monotonic`.
 
-        By `monotonic`; infinite if no sample is due in this wait.
+        The wait may end before it. Infinite if the loop hardly waits.
         """
-        now_s = monotonic()
-        if self._usual_s < _LEAST_WAIT_S or now_s < self._due_s:
+        if self._usual_s < _LEAST_WAIT_S:
             return inf
-        self._turn += 1
-        return now_s + min(self._usual_s, _MOST_WAIT_S) * (self._turn * GOLDEN % 1.0)
+        if (now_s := monotonic()) > self._due_s:
+            self._set_due(now_s, 0.0)
+        return self._due_s
 
     def add_wait(self, elapsed_s: float) -> None:
         """Update the usual length of a wait."""
         self._usual_s += (elapsed_s - self._usual_s) / _REMEMBERED
 
-    def _set_due(self, began_s: float) -> None:
-        """Set the earliest time of the next sample."""
-        ended_s = monotonic()
-        self._due_s = ended_s + max(_LEAST_PAUSE_S, _PAUSE_FACTOR * (ended_s - began_s))
+    def _end_sample(self, began_s: float) -> None:
+        """Pause after a sample.
+
+        `began_s` is the CPU time of this thread at its begin.
+        """
+        # Without the time in which other programs have the CPU: on a busy machine there would be hardly any samples.
+        self._pause_s = max(_LEAST_PAUSE_S, _PAUSE_FACTOR * (thread_time() - began_s))
+        self._set_due(monotonic(), self._pause_s)
+
+    def _set_due(self, now_s: float, least_s: float) -> None:
+        """Set the time of the next sample, at least `least_s` from now."""
+        self._turn += 1
+        self._due_s = now_s + least_s + self._pause_s * (self._turn * GOLDEN % 1.0)
 
 
 class ProcessSamples(SampleTimes):
@@ -55,12 +66,12 @@ class ProcessSamples(SampleTimes):
 
         `building` are their process ids. If `workers`, the number of workers, has changed, counting starts again.
         """
-        began_s = monotonic()
+        began_s = thread_time()
         if workers != self._workers:
             self._workers, self._number, self._contended = workers, 0, 0
         found = [waits for pid in building if (waits := waits_for_lock(pid)) is not None]
         self._number, self._contended = self._number + len(found), self._contended + sum(found)
-        self._set_due(began_s)
+        self._end_sample(began_s)
 
     @property
     def contended_share(self) -> float | None:
@@ -111,24 +122,13 @@ class ThreadSamples(SampleTimes):
             self._steps_outside += found.is_outside
         self._step_due_s = monotonic() + max(_LEAST_PAUSE_S, _PAUSE_FACTOR * (thread_time() - began_s))
 
-    def wait(self, wait: Callable[[float], bool]) -> bool:
-        """Wait until a sample is due, and take it.
-
-        Returns True if `wait(limit_s)` returns True: the batch has arrived before the sample. Returns False at once if
-        no sample is due.
-        """
-        began_s, sample_s = monotonic(), self.next_s()
-        if sample_s == inf:
-            return False
-        if wait(sample_s - began_s):
-            self.add_wait(monotonic() - began_s)
-            return True
-        sampling_s = monotonic()
+    def take(self) -> None:
+        """Take a sample of the threads that are building a batch."""
+        began_s = thread_time()
         for thread in tuple(self._building):
             if (found := wait_of_thread(thread)) is not None:
                 self._count(thread, found)
-        self._set_due(sampling_s)
-        return False
+        self._end_sample(began_s)
 
     def _count(self, thread: int, found: ThreadWait) -> None:
         self._number += 1
@@ -180,9 +180,6 @@ _LEAST_WAIT_S = 0.0005
 """Usual wait below which no samples are taken: the loop hardly waits for its workers."""
 
 
-_MOST_WAIT_S = 1.0
-
-
 _REMEMBERED = 8
 """Number of latest waits that determine the usual length."""
 
@@ -195,8 +192,8 @@ _LEAST_PAUSE_S = 0.02
 """Shortest pause between two samples, in seconds."""
 
 
-_PAUSE_FACTOR = 500
-"""Shortest pause after a sample, in multiples of the sample's duration: samples take at most 1/500 of the time."""
+_PAUSE_FACTOR = 200
+"""Shortest pause after a sample, in multiples of the sample's duration: samples take at most 1/200 of the time."""
 
 
 _MOST_LOCKS = 256

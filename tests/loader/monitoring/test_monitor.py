@@ -22,6 +22,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from tqdm import tqdm
 
 import feedline as fl
+from feedline.core.batch import Padding
 from feedline.core.page import BATCHES, FoundPage, Page, PageContent, PageReader, find_pages
 from feedline.core.proc import TICK_S, CpuTicks, ProcessStat
 from feedline.loader.monitoring import machine, padding
@@ -255,16 +256,17 @@ def test_the_share_of_padding_is_that_of_all_batches(
         list(loader)
         assert loader.stats().padding_share == pytest.approx(expected, abs=1e-12)
         assert loader.stats().since_epoch.padding_share == pytest.approx(expected, abs=1e-12)
+        assert loader.stats().uneven_share == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("iterable", [False, True])
 def test_padding_is_counted_in_a_hundredth_of_the_time(iterable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = list[int]()
 
-    def slow_counts(batch: Any) -> tuple[int, int]:
+    def slow_counts(batch: Any) -> Padding:
         counted.append(len(batch["length"]))
         sleep(0.02)
-        return 1, 4
+        return Padding(1, 4, 1)
 
     monkeypatch.setattr(padding, "padding_counts", slow_counts)
     rows = [torch.ones(length) for length in LENGTHS]
@@ -274,6 +276,13 @@ def test_padding_is_counted_in_a_hundredth_of_the_time(iterable: bool, monkeypat
     assert len(list(loader)) == len(LENGTHS) / 2
     assert 0 < len(counted) <= 1 + (monotonic() - began_s) / (100 * 0.02)
     assert loader.stats().padding_share == 0.25
+
+
+def test_padding_beyond_the_longest_sample_is_not_uneven() -> None:
+    mask = torch.arange(10)[None] < torch.tensor([[2], [6], [4]])
+    assert padding.padding_counts({"attention_mask": mask}) == Padding(18, 30, 6)
+    assert padding.padding_counts({"padding_mask": ~mask}) == Padding(18, 30, 6)
+    assert padding.padding_counts({"segments": mask.int()}) == Padding(18, 30, 0), "a row has several samples"
 
 
 def test_only_masks_of_padding_count() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
@@ -323,7 +325,57 @@ def test_workers_that_wait_for_each_other_gain_nothing_from_more() -> None:
     assert model.gain(more) == pytest.approx(1.0, abs=0.03)
     assert model.gain(more._replace(change=BatchTimes.without_exclusion)) > 3
     assert model.removal_gains["fetch"] > 3
-    assert contended(0.05).gain(more) > 3, "a lock that is rarely waited for is free most of the time"
+    assert contended(0.01).gain(more) > 3, "a lock that is rarely waited for is free most of the time"
+
+
+def with_a_lock(workers: int, held_ms: float, alone_ms: float, samples: int = 16) -> tuple[float, float]:
+    """Milliseconds from batch to batch, and share of waiting, of workers that hold a lock for a part of each sample."""
+    source = random.Random(0)
+    free_ms, number = 0.0, 600 * samples
+    asks = [(source.random() * alone_ms, worker) for worker in range(workers)]
+    heapq.heapify(asks)
+    waited_ms = ended_ms = 0.0
+    for _ in range(number):
+        asked_ms, worker = heapq.heappop(asks)
+        begun_ms = max(asked_ms, free_ms)
+        waited_ms += begun_ms - asked_ms
+        free_ms = begun_ms + source.expovariate(samples / held_ms)
+        ended_ms = free_ms
+        heapq.heappush(asks, (free_ms + source.expovariate(samples / (alone_ms - held_ms)), worker))
+    return ended_ms * samples / number, waited_ms / (ended_ms * workers)
+
+
+@pytest.mark.parametrize(
+    ("workers", "held_ms", "gain"),
+    [(2, 24, 1.25), (2, 4, 1.01), (4, 5, 1.04), (4, 12, 1.26), (4, 24, 2.05), (3, 47, 2.95), (16, 4, 1.41)],
+)
+def test_a_lock_costs_what_workers_wait_for_it(workers: int, held_ms: float, gain: float) -> None:
+    period_ms, waited = with_a_lock(workers, held_ms, 48)
+    assert workers * period_ms / 48 == pytest.approx(gain, rel=0.04)
+    fetch = round(workers * period_ms), 0
+    run = Pipeline(fetch=fetch, step=(1, 0), workers=workers, cpus=4, batches=max(120, 25 * workers)).run()
+    measured = replace(Measured.of(run.recent, run.stats), contended_share=waited)
+    model = Model.of(measured, run.pipeline.context())
+    assert model.now_s == pytest.approx(run.period_s, rel=0.04)
+    assert model.lock_gain == pytest.approx(gain, rel=0.05)
+    assert model.is_locked == (gain >= 1.1)
+    for number in (workers + 1, 2 * workers):
+        more = model.with_setting(replace(model.present.setting, num_workers=number))
+        expected = max(with_a_lock(number, held_ms, 48)[0], 1)
+        assert model.gain(more) == pytest.approx(period_ms / expected, rel=0.1)
+
+
+def test_a_lock_that_costs_little_is_not_the_limit() -> None:
+    """Its removal alone would hardly help; more workers do, with the lock or without it."""
+    run = Pipeline(fetch=(48, 0), step=(4, 0), workers=4).run()
+    lightly, heavily = (
+        verdict.diagnose(replace(run.stats, contended_share=share), run.pipeline.context(), run.recent)
+        for share in (0.06, 0.2)
+    )
+    assert "lock" not in str(lightly)
+    assert "holds a lock" in heavily.explanation
+    (bound,) = (advice for advice in heavily.advice if "hold the lock" in advice.text)
+    assert bound.gain == pytest.approx(1.25, rel=0.05)
 
 
 def test_a_lock_of_workers_is_no_lack_of_cpus() -> None:

@@ -11,13 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from feedline.core.batch import BatchResult
+from feedline.core.batch import BatchResult, Padding
+from feedline.core.telemetry import BATCH, MAIN, PLACES
 
 _MASKS = {"attention_mask": 2, "mask": 2, "padding_mask": 2, "pixel_mask": 3, "segments": 2}
 """Usual names of masks, and their dimensions; `padding_mask` is True on padding, the others are on data.
 
 The `segments` of packed rows are 0 on padding. A mask with other dimensions is of something else, such as segmentation.
 """
+
+
+_OF_PACKED_ROWS = ("pixel_mask", "segments")
+"""Masks whose rows are no samples of one length: images have two, and packed rows many samples."""
 
 
 _LENGTHS = ("lengths", "length", "seq_lens")
@@ -43,15 +48,22 @@ class PaddingSums:
 
     padded: int = 0
     places: int = 0
+    uneven: int = 0
 
-    def add(self, padding: tuple[int, int]) -> None:
+    def add(self, padding: Padding) -> None:
         """Add the counts of a batch."""
-        self.padded, self.places = self.padded + padding[0], self.places + padding[1]
+        self.padded, self.places = self.padded + padding.padded, self.places + padding.places
+        self.uneven += padding.uneven
 
     @property
     def share(self) -> float | None:
         """Share of padding, 0 to 1; None without padded batches."""
         return self.padded / self.places if self.places else None
+
+    @property
+    def uneven_share(self) -> float | None:
+        """See `Stats`."""
+        return self.uneven / self.places if self.places else None
 
 
 class PaddingCounter:
@@ -73,15 +85,18 @@ class PaddingCounter:
         padding = padding_counts(result.batch)
         ended_ns = monotonic_ns()
         self._due_ns = ended_ns + PAUSE_FACTOR * (ended_ns - began_ns)
-        return result if padding is None else result._replace(padding=padding)
+        if padding is None:
+            return result
+        result.spans.append((BATCH + PLACES, 0, padding.places, MAIN))
+        return result._replace(padding=padding)
 
 
 PAUSE_FACTOR = 100
 """Pause after the count of a batch, as a multiple of the count's time."""
 
 
-def padding_counts(batch: Any) -> tuple[int, int] | None:
-    """Padded places and all places of a batch.
+def padding_counts(batch: Any) -> Padding | None:
+    """Padded places of a batch.
 
     None if it has neither mask nor lengths. Only masks on the CPU are read: reading others would wait for the device.
     """
@@ -99,18 +114,27 @@ def _has_no_padding(batch: Any) -> bool:
     return kind in _WITHOUT_FIELDS or ((kind is list or kind is tuple) and _WITHOUT_FIELDS.issuperset(map(type, batch)))
 
 
-def _counts(batch: Any) -> tuple[int, int] | None:
+def _counts(batch: Any) -> Padding | None:
     for fields in _mappings(batch, _DEPTH):
         for name, dimensions in _MASKS.items():
             mask = _array(fields.get(name))
             if mask is not None and mask.ndim == dimensions and mask.size and mask.dtype.kind in "biuf":
-                true = int(np.count_nonzero(mask))
-                return (true if name == "padding_mask" else mask.size - true), mask.size
+                return _counts_of_mask(name, mask)
         for name in _LENGTHS:
             counts = _counts_of_lengths(fields.get(name))
             if counts is not None:
                 return counts
     return None
+
+
+def _counts_of_mask(name: str, mask: np.ndarray[Any, Any]) -> Padding:
+    if name in _OF_PACKED_ROWS:
+        return Padding(mask.size - int(np.count_nonzero(mask)), mask.size, 0)
+    lengths = np.count_nonzero(mask, axis=1)
+    if name == "padding_mask":
+        lengths = mask.shape[1] - lengths
+    data = int(lengths.sum())
+    return Padding(mask.size - data, mask.size, int(lengths.max()) * len(lengths) - data)
 
 
 def _mappings(value: Any, depth: int) -> Iterator[Mapping[Any, Any]]:
@@ -127,13 +151,14 @@ def _mappings(value: Any, depth: int) -> Iterator[Mapping[Any, Any]]:
                 yield from _mappings(part, depth - 1)
 
 
-def _counts_of_lengths(lengths: Any) -> tuple[int, int] | None:
+def _counts_of_lengths(lengths: Any) -> Padding | None:
     """Counts under the assumption that rows are padded to the longest one."""
     array = _array(lengths)
     if array is None or array.ndim != 1 or not array.size or array.dtype.kind not in "iu" or array.max() <= 0:
         return None
     places = int(array.max()) * array.size
-    return places - int(array.sum()), places
+    padded = places - int(array.sum())
+    return Padding(padded, places, padded)
 
 
 def _array(value: Any) -> np.ndarray[Any, Any] | None:

@@ -11,6 +11,7 @@ from feedline.loader.report.context import Context, method_of
 from feedline.loader.report.copies import cheaper_transform, fewer_bytes, less_decoding, one_copy
 from feedline.loader.report.doubts import begins_to_accelerate, doubtful_cases
 from feedline.loader.report.model import Case, Gain, Model
+from feedline.loader.report.padded_rows import longest_of_a_batch, samples_of_one_length
 from feedline.loader.report.parts import dominant_part
 from feedline.loader.report.remedy import LEAST_GAIN, Advice, Basis, upper_bound
 from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, EngineSetting, Task
@@ -306,7 +307,7 @@ def cheaper_fetch(model: Model, stats: Stats) -> Iterator[Advice]:
     if dominant_part(stats, "fetch") is not None and not source.own_reader:  # of which `cheaper_part` says more
         return
     # Of these, `less_locking` and `single_threads` say more.
-    if (model.measured.mean("fetch").held_s or is_oversubscribed(model)) and not source.own_reader:
+    if (model.is_locked or _may_waste_threads(model)) and not source.own_reader:
         return
     method = f"{context.dataset}.{context.reads_by}"
     if source.own_reader:
@@ -332,7 +333,7 @@ def costliest_line(model: Model, _: Stats) -> Iterator[Advice]:
     """
     source = model.context.source
     line = next((line for line in model.context.lines if line.stage == "fetch" and line.is_own), None)
-    if line is None or (source.own_reader and not _is_other(line, source)) or is_oversubscribed(model):
+    if line is None or (source.own_reader and not _is_other(line, source)) or _may_waste_threads(model):
         return
     text = f"do less in {line.where}, {share(line.share)} of building a batch: {line.text}"
     yield from _less_fetching(model, _share_of_fetch(model, line.share), text)
@@ -376,22 +377,23 @@ def _share_of_fetch(model: Model, part: float) -> float:
 
 def less_locking(model: Model, stats: Stats) -> Iterator[Advice]:
     """A lock that workers do not hold for long."""
-    if not model.measured.mean("fetch").held_s:
+    if not model.is_locked:
         return
     present = model.context.num_workers
-    cases = {number: _with_workers(model, number) for number in (present, *_counts(model.context, stats))}
-    cases = {number: case._replace(change=BatchTimes.without_exclusion) for number, case in cases.items()}
-    gains = {number: model.gain(case) for number, case in cases.items()}
-    number = next(number for number, gain in sorted(gains.items()) if gain >= ENOUGH_SHARE * max(gains.values()))
-    then = "" if number <= present else f"; then {count(number, 'worker')}"
+    cases = {number: model.unlocked(_with_workers(model, number)) for number in _counts(model.context, stats)}
+    gains = {number: model.gain(case) for number, case in cases.items() if number > present}
+    best = max(gains.values(), default=1.0)
+    number = next((number for number, gain in sorted(gains.items()) if gain >= ENOUGH_SHARE * best), present)
+    then = ""
+    if best * ENOUGH_SHARE > model.lock_gain:
+        then = f"; then {count(number, 'worker')} would make it {gains[number]:.1f} times as fast"
+    gain = model.range_of(model.unlocked(model.present))
     text = (
         f"hold the lock in {model.context.dataset}.{model.context.reads_by} for a shorter time, or give each worker "
-        f"a file or connection of its own{then}: now they wait for each other {share(model.measured.contended_share)} "
-        "of their time, and more workers would not help"
+        f"a file or connection of its own: now they wait for each other {share(model.measured.contended_share)} "
+        f"of their time{then}"
     )
-    gain = model.range_of(cases[number])
-    if gain.gain >= LEAST_GAIN:
-        yield Advice(text, {}, gain.gain, 1.0, gain.high, "bound")
+    yield Advice(text, {}, gain.gain, 1.0, gain.high, "bound")
 
 
 def more_cpus(model: Model, _: Stats) -> Iterator[Advice]:
@@ -417,7 +419,7 @@ def single_threads(model: Model, _: Stats) -> Iterator[Advice]:
     Such threads wait for each other, partly by computing, so it is unknown how much of their computing is work. The
     gain is that of a thread that computes as long as now, without its helpers; it may be greater.
     """
-    if not is_oversubscribed(model):
+    if not _may_waste_threads(model):
         return
     fetch, workers = model.measured.mean("fetch"), model.present.setting.num_workers
     text = (
@@ -442,6 +444,20 @@ def is_oversubscribed(model: Model) -> bool:
     return bool(workers) and width > _SEVERAL and width * workers > model.context.cpus
 
 
+def _may_waste_threads(model: Model) -> bool:
+    """True if the workers' own threads may compute in vain.
+
+    A thread that only waits for its helpers has given them its work: without them, it computes as much. Helpers that
+    share its work, such as those of OpenMP, compute about as long as it does.
+    """
+    own_share = 1 - model.measured.helpers_share
+    return is_oversubscribed(model) and own_share * model.measured.mean("fetch").width > _OWN_PART
+
+
+_OWN_PART = 0.5
+"""Least computing of a worker's own thread, as a share of an equal part, at which helpers share its work."""
+
+
 _SEVERAL = 1.2
 """Threads that compute at once, on average, above which a worker has several."""
 
@@ -457,6 +473,8 @@ _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
     more_cpus,
     single_threads,
     fewer_step_threads,
+    samples_of_one_length,
+    longest_of_a_batch,
     fewer_bytes,
     one_copy,
     less_decoding,

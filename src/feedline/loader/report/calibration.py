@@ -20,6 +20,7 @@ from feedline.loader.report.replay import (
     EngineSetting,
     Machine,
     Task,
+    lock_wait_s,
     replay,
     replay_late,
     replay_step,
@@ -78,8 +79,8 @@ def calibrate(measured: Measured, context: Context) -> Calibration:
 def _with_contention(measured: Measured, setting: EngineSetting) -> Measured:
     """Separate waiting for a lock of other workers from other waiting.
 
-    Workers that often wait for each other keep the lock in use: one of n holds it at any time, so a batch holds it for
-    an n-th of its time. Batches differ by their luck in the queue for the lock, so the other waiting counts as equal.
+    The waiting shows for how long a batch holds the lock: see `lock_wait_s`. Batches differ by their luck in the queue
+    for the lock, so the other waiting counts as equal.
     """
     workers, waited = setting.num_workers, measured.contended_share
     fetch = measured.mean("fetch")
@@ -87,14 +88,26 @@ def _with_contention(measured: Measured, setting: EngineSetting) -> Measured:
         return measured
     built_s = sum(measured.mean(stage).alone_s for stage in BUILD_STAGES)
     lock_s = min(waited * built_s, fetch.wait_s)
-    left_s, held = fetch.wait_s - lock_s, 1 / workers
+    alone_s = sum(batch.whole_work.alone_s for batch in measured.batches) / len(measured.batches) - lock_s
+    left_s, held_s = fetch.wait_s - lock_s, _held_s(workers, lock_s, alone_s)
 
     def separated(batch: BatchTimes) -> BatchTimes:
         task = batch.work.get("fetch", Task())
-        whole_s = sum(each.alone_s for each in batch.work.values())
-        return replace(batch, work={**batch.work, "fetch": task._replace(wait_s=left_s, held_s=held * whole_s)})
+        return replace(batch, work={**batch.work, "fetch": task._replace(wait_s=left_s, held_s=held_s)})
 
     return replace(measured, batches=tuple(map(separated, measured.batches)))
+
+
+def _held_s(workers: int, waited_s: float, alone_s: float) -> float:
+    """Time with a lock that makes a batch wait for `waited_s`."""
+    low, high = 0.0, alone_s
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        if lock_wait_s(workers, middle, alone_s) < waited_s:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def _with_whole_exclusion(measured: Measured, setting: EngineSetting, machine: Machine) -> Measured:
@@ -103,12 +116,22 @@ def _with_whole_exclusion(measured: Measured, setting: EngineSetting, machine: M
     The times between two stages of a worker are missing in the time for which a batch holds the lock. No lack of CPUs
     and no other wait explains them: the lock is in use meanwhile.
     """
-    alone_s = replay([batch.without_exclusion() for batch in measured.batches], setting, machine)
-    held_s = replay(measured.batches, setting, machine)
-    if not alone_s < held_s < measured.period_s:
+    held_s = measured.mean("fetch").held_s
+    if not _IN_USE * measured.period_s < held_s < measured.period_s:
         return measured
-    factor = measured.period_s / held_s
+    if replay(measured.batches, setting, machine) >= measured.period_s:
+        return measured
+    low, high = 1.0, measured.period_s / held_s
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        if replay(_with_held(measured, middle).batches, setting, machine) < measured.period_s:
+            low = middle
+        else:
+            high = middle
+    return _with_held(measured, high)
 
+
+def _with_held(measured: Measured, factor: float) -> Measured:
     def held(batch: BatchTimes) -> BatchTimes:
         work = {stage: task._replace(held_s=factor * task.held_s) for stage, task in batch.work.items()}
         return replace(batch, work=work)
@@ -116,8 +139,8 @@ def _with_whole_exclusion(measured: Measured, setting: EngineSetting, machine: M
     return replace(measured, batches=tuple(map(held, measured.batches)))
 
 
-CONTENDED = 0.15
-"""Least share of the workers' time spent waiting for a lock at which the lock counts as always in use."""
+CONTENDED = 0.02
+"""Share of the workers' time below which samples of waiting for a lock are chance."""
 
 
 def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]:

@@ -71,6 +71,8 @@ class Context:
     together: bool = False
     """True if native threads work together on each batch."""
     device: str | None = None
+    can_be_sorted: bool = False
+    """True if the order may be by length: that of a map-style dataset, without a sampler of the user's."""
     sampler: str = ""
     """Class name of a user's sampler; empty for feedline's own order."""
     collate_fn: str = ""
@@ -143,6 +145,7 @@ def context_of(loader: Any, builder: Any, kind: PoolKind, kind_with_workers: Poo
         most_workers=_most_workers(dataset),
         together=together,
         device=None if loader._fl.device is None else str(Delivery.of(loader._fl.device).device),
+        can_be_sorted=not is_stream and loader.batch_size is not None and not _sampler_of(loader),
         sampler=_sampler_of(loader),
         collate_fn=_collate_fn_of(loader),
         epoch_batches=_length_of(loader),

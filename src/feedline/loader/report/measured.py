@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from math import inf
 from typing import Self
 
-from feedline.core.telemetry import CPU, FILES, HELPERS, MAIN, NBYTES, RUN_DELAY, STEP_THREADS_DELAY, SWITCHES, Span
+from feedline.core.telemetry import (
+    BATCH,
+    CPU,
+    FILES,
+    HELPERS,
+    MAIN,
+    NBYTES,
+    PLACES,
+    RUN_DELAY,
+    STEP_THREADS_DELAY,
+    SWITCHES,
+    Span,
+)
 from feedline.loader.report.replay import MAIN_STAGES, NO_TASK, BatchTimes, Task
 from feedline.loader.report.stats import Stats, is_wall
 
@@ -76,6 +89,8 @@ class Measured:
     """Number of times that a step stops to wait."""
     step_stops: tuple[tuple[int, float], ...] = ()
     """For each step whose clocks were read: number of its waits, and their seconds, run delay included."""
+    padded_steps: tuple[tuple[int, float], ...] = ()
+    """Places of padded batches, padding included, each with the seconds of the step on the batch."""
     has_cpu: bool = False
     """True if CPU times were measured; else all work counts as computing."""
     files_nbytes: float = 0.0
@@ -126,6 +141,7 @@ class Measured:
             late_s=_late_s(later, batches) if has_delay else 0.0,
             fastest_step_s=fastest_s,
             step_threads_delay_s=_mean(table.step_threads_delay_s for table in later) if has_delay else 0.0,
+            padded_steps=tuple(_padded_steps(tables)),
             has_cpu=bool(ratios),
             files_nbytes=files_nbytes_of(recent),
         )
@@ -259,6 +275,8 @@ class _BatchSpans:
     built_s: float = 0.0
     received_s: float = 0.0
     """Time at which the loop began to unpack it, or had it if there was nothing to unpack."""
+    places: int = field(init=False, default=0)
+    """Places of a padded batch; 0 if they were not counted."""
     waits: int | None = field(init=False, default=None)
     """Number of waits of its step; None if not read."""
     step_threads_delay_s: float = field(init=False, default=0.0)
@@ -294,6 +312,7 @@ class _BatchSpans:
         times_s = (each / 1e9 for each in (called_ns, began_ns, built_ns, received_ns or delivered_ns))
         table = cls(dict(wall), dict(cpu), dict(delay), worker, *times_s)
         table.waits, table.step_threads_delay_s = waits, threads_delay_s
+        table.places = next((places for stage, _, places, _ in spans if stage == BATCH + PLACES), 0)
         return table
 
     @property
@@ -393,6 +412,16 @@ def _with_turns(batches: tuple[BatchTimes, ...], tables: Sequence[_BatchSpans], 
         return batches
     turn = Task(wait_s=_mean(turns))
     return tuple(replace(batch, work={TURN: turn, **batch.work}) for batch in batches)
+
+
+def _padded_steps(tables: Sequence[_BatchSpans]) -> Iterator[tuple[int, float]]:
+    """Places of padded batches, with the steps on them.
+
+    A step is recorded with the next batch.
+    """
+    for before, after in pairwise(tables):
+        if before.places and "step" in after.wall:
+            yield before.places, after.wall["step"]
 
 
 def _take_starts(tables: Sequence[_BatchSpans]) -> float:

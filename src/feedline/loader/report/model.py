@@ -184,6 +184,21 @@ class Model:
         return self.now_s / step_s if step_s > 0 else _MOST_GAIN
 
     @cached_property
+    def lock_gain(self) -> float:
+        """Gain if workers had no lock in common."""
+        return self.gain(self.unlocked(self.present)) if self.measured.mean("fetch").held_s else 1.0
+
+    @property
+    def is_locked(self) -> bool:
+        """True if a lock of workers is worth naming."""
+        return self.lock_gain >= _LEAST_LOCK_GAIN
+
+    @staticmethod
+    def unlocked(case: Case) -> Case:
+        """The case, in which workers have no lock in common."""
+        return case._replace(change=BatchTimes.without_exclusion)
+
+    @cached_property
     def data_gain(self) -> float:
         """Speed of the data alone, as a multiple of the loop's."""
         case = self.present._replace(change=lambda batch: batch.without("step"))
@@ -270,6 +285,10 @@ _ASSUMED_EPOCH_BATCHES = 1_000_000
 
 
 _MOST_GAIN = 1000.0
+
+
+_LEAST_LOCK_GAIN = 1.1
+"""Gain without a lock of workers below which other limits are named."""
 
 
 WORTH_EXPECTED = 0.85

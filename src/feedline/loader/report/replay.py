@@ -92,6 +92,10 @@ class BatchTimes:
         """The batch if workers did not exclude each other."""
         return replace(self, work={stage: task._replace(held_s=0.0) for stage, task in self.work.items()})
 
+    def work_after(self, wait_s: float) -> Task:
+        """The sum of `work`, which waits so much longer."""
+        return self.whole_work._replace(wait_s=self.whole_work.wait_s + wait_s) if wait_s else self.whole_work
+
     def with_longer_step(self, seconds: float) -> BatchTimes:
         """The batch with a step that waits longer, or shorter if negative."""
         return replace(self, step=self.step._replace(wait_s=max(self.step.wait_s + seconds, 0.0)))
@@ -276,8 +280,9 @@ class _Engine:
         self._is_locked = locked >= LOCKED_SHARE
         self._clock = _SimulatedClock(min(machine.cpus, 1 / locked) if locked else machine.cpus, machine.copiers)
         self._batches, self._setting, self._machine = batches, setting, machine
-        self._work = [_phases(batch.whole_work, turn * GOLDEN % 1.0) for turn, batch in enumerate(batches)]
         workers = 0 if setting.method == INLINE else setting.num_workers
+        lock_s = _lock_wait_s(batches, workers)
+        self._work = [_phases(batch.work_after(lock_s), turn * GOLDEN % 1.0) for turn, batch in enumerate(batches)]
         self._queues: list[deque[int]] = [deque() for _ in range(workers if setting.round_robin and workers else 1)]
         self._idle: list[list[int]] = [[] for _ in self._queues]
         self._workers = [self._run_worker(number) for number in range(workers)]
@@ -422,7 +427,28 @@ def replay(batches: Sequence[BatchTimes], setting: EngineSetting, machine: Machi
 
 def _held_s(batches: Sequence[BatchTimes]) -> float:
     """Mean seconds for which a batch holds an exclusive resource."""
-    return sum(task.held_s for batch in batches for task in batch.work.values()) / len(batches)
+    return sum(batch.whole_work.held_s for batch in batches) / len(batches)
+
+
+def _lock_wait_s(batches: Sequence[BatchTimes], workers: int) -> float:
+    """Mean wait of a batch for its exclusive resource."""
+    if workers < 2 or not (held_s := _held_s(batches)):
+        return 0.0
+    return lock_wait_s(workers, held_s, sum(batch.whole_work.alone_s for batch in batches) / len(batches))
+
+
+def lock_wait_s(workers: int, held_s: float, alone_s: float) -> float:
+    """Mean wait for a lock held for `held_s` of `alone_s`.
+
+    Mean value analysis of a closed queueing network (Reiser and Lavenberg, 1980): a worker that comes to the lock finds
+    the queue that one worker less would have.
+    """
+    others_s = max(alone_s - held_s, 0.0)
+    queued = passed_s = 0.0
+    for number in range(1, workers + 1):
+        passed_s = held_s * (1 + queued)
+        queued = number * passed_s / (others_s + passed_s)
+    return passed_s - held_s
 
 
 def replay_step(batches: Sequence[BatchTimes], setting: EngineSetting, machine: Machine) -> float:

@@ -38,6 +38,8 @@ _OWN_READERS = (
             "feedline.datasets.TarShards, or Files with cache=, reads many objects at once and keeps them"),
     _OwnReader(("sqlite3", "psycopg", "psycopg2", "sqlalchemy", "pymysql"),
             "feedline.datasets.SQLManifest reads the table once, and then whole batches"),
+    # Before what decodes their members.
+    _OwnReader(("tarfile", "webdataset", "zipfile"), "feedline.datasets.TarShards reads single members by an index"),
     _OwnReader(("PIL", "cv2", "torchvision.io", "imageio", "skimage", "turbojpeg"),
             "feedline.datasets.ImageFolder with feedline.transforms decodes only what a crop needs"),
     _OwnReader((_HUGGINGFACE,), "feedline.datasets.HuggingFace reads whole batches of the same table"),
@@ -48,7 +50,6 @@ _OWN_READERS = (
             "feedline.datasets.Parquet reads whole batches of columns"),
     _OwnReader(("numpy.memmap", "numpy.load", "numpy.fromfile", "numpy.frombuffer"),
             "feedline.datasets.ArrayFile, or TokenFile for windows of tokens, reads whole batches without copies"),
-    _OwnReader(("tarfile", "webdataset", "zipfile"), "feedline.datasets.TarShards reads single members by an index"),
     _OwnReader(("json", "csv", "orjson"), "feedline.datasets.JSONL and CSV read lines by an index"),
     _OwnReader((_IN_MEMORY,), "feedline.datasets.Arrays, of its columns as NumPy arrays, reads whole batches"),
 )  # fmt: skip

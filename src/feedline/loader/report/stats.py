@@ -10,7 +10,7 @@ from typing import Any
 
 from feedline.core.histogram import REORDER, add_counts, quantile_s
 from feedline.core.store_metrics import StoreStatistics
-from feedline.core.telemetry import CPU, LOCK, MAIN, NBYTES, PARTS, RUN_DELAY, STEP_THREADS_DELAY, SWITCHES
+from feedline.core.telemetry import CPU, LOCK, MAIN, NBYTES, PARTS, PLACES, RUN_DELAY, STEP_THREADS_DELAY, SWITCHES
 from feedline.core.wrapping import columns, printable, wrap
 
 _FLAT = (
@@ -182,6 +182,8 @@ class Stats:
 
     Counting takes at most a hundredth of the time: in fast loops, of some of these batches.
     """
+    uneven_share: float | None = None
+    """Part of `padding_share` that batches of equally long samples would not have; None if there are none."""
     throttled_share: float | None = None
     """Share of the periods in which the CPU quota of the process's group was used up, since the first iteration; None
     without a quota.
@@ -288,7 +290,7 @@ def _plus(times: Mapping[str, StageTimes], others: Mapping[str, StageTimes]) -> 
 
 def is_wall(stage: str) -> bool:
     """True for stages on the wall clock."""
-    return stage not in _OTHER_CLOCKS and not stage.endswith((CPU, SWITCHES, NBYTES))
+    return stage not in _OTHER_CLOCKS and not stage.endswith((CPU, SWITCHES, NBYTES, PLACES))
 
 
 def is_block(stage: str) -> bool:

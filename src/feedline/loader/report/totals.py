@@ -7,6 +7,7 @@ from operator import attrgetter
 from statistics import median
 from typing import Any, NamedTuple
 
+from feedline.core.batch import Padding
 from feedline.core.histogram import LOOP, SpanSum, SpanSums, add_counts, in_use_share, is_building, new_sums
 from feedline.core.stage_parts import READ, is_part
 from feedline.core.telemetry import BATCH, CPU, LOCK, MAIN, NBYTES, PARTS, RUN_DELAY, SWITCHES, Span, SpanTuple
@@ -71,8 +72,8 @@ class Totals:
         elif (longest_ns := self.sums.add(spans, samples, request.epoch, request.number)) > self.slow_ns:
             self.keep_slow(longest_ns, spans, request)
 
-    def add_padding(self, padding: tuple[int, int]) -> None:
-        """Count padded places and all places of a batch."""
+    def add_padding(self, padding: Padding) -> None:
+        """Count the padded places of a batch."""
         for totals in self._each():
             if totals._padding is None:
                 totals._padding = PaddingSums()
@@ -175,6 +176,7 @@ class Totals:
             read_nbytes=_read_nbytes(cells),
             delivered_nbytes=_delivered_nbytes(cells),
             padding_share=None if self._padding is None else self._padding.share,
+            uneven_share=None if self._padding is None else self._padding.uneven_share,
         )
 
     def stages(self) -> dict[str, StageTimes]:

@@ -312,7 +312,7 @@ def _explain_stage(model: Model, stats: Stats, stage: str) -> str:
     )
     place = f" ({context.source.where}, {context.source.call})" if waiting and context.source.where else ""
     where = _where(setting.num_workers, setting.method, stage)
-    if task.held_s:
+    if task.held_s and model.is_locked:
         waits = share(measured.contended_share)
         return (
             f"Why: {name} holds a lock for {seconds(task.held_s)} a batch, and one worker at a time has it: "

@@ -187,7 +187,7 @@ class ProcessPool(FuturePool):
                 timer.reset()
             elif monotonic() >= sample_s:
                 self._samples.take(self._building(), self._dispatch.num_workers)
-                sample_s = inf
+                sample_s = self._samples.next_s()
             self._replace_if_stuck(watch)
             if timer.is_over():
                 raise WorkerStalledError(
