@@ -39,7 +39,9 @@ _OWN_READERS = (
     _OwnReader(("sqlite3", "psycopg", "psycopg2", "sqlalchemy", "pymysql"),
             "feedline.datasets.SQLManifest reads the table once, and then whole batches"),
     # Before what decodes their members.
-    _OwnReader(("tarfile", "webdataset", "zipfile"), "feedline.datasets.TarShards reads single members by an index"),
+    _OwnReader(("tarfile", "webdataset"), "feedline.datasets.TarShards reads single members by an index"),
+    _OwnReader(("zipfile",),
+            "feedline.datasets.Files reads unpacked members, and TarShards single ones of a tar (feedline pack)"),
     _OwnReader(("PIL", "cv2", "torchvision.io", "imageio", "skimage", "turbojpeg"),
             "feedline.datasets.ImageFolder with feedline.transforms decodes only what a crop needs"),
     _OwnReader((_HUGGINGFACE,), "feedline.datasets.HuggingFace reads whole batches of the same table"),
