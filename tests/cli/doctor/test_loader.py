@@ -161,7 +161,7 @@ def test_batches_that_exceed_the_memory_are_found_before_one_is_built(tmp_path: 
     result = CliRunner().invoke(app, ["doctor", written(tmp_path, LARGE), "--json"])
     found = by_name(result.stdout)
     assert found["batches"]["severity"] == "bad"
-    assert found["batches"]["evidence"].startswith("a batch takes 244 TiB, and 8 are in flight: 1953 TiB, more than")
+    assert found["batches"]["evidence"].startswith("a batch takes 244 TiB, and 8 are in flight: 1,953 TiB, more than")
     assert "smaller samples" in found["batches"]["remedy"]
     assert "2 workers" not in found
     assert "2 workers (" in found["left out"]["evidence"]
