@@ -17,8 +17,6 @@ import feedline as fl
 from feedline.loader.report import Advice
 from feedline.loader.report.padded_rows import growth_of_steps
 
-pytestmark = pytest.mark.alone
-
 LENGTHS = np.random.default_rng(0).lognormal(4, 0.7, 960).astype(int).clip(8, 400)
 
 TEXTS = [torch.zeros(length) for length in LENGTHS.tolist()]
@@ -54,6 +52,7 @@ def run(
 BUCKETS = {"batch_sampler": fl.samplers.LengthBuckets(LENGTHS, 16, seed=0)}
 
 
+@pytest.mark.alone
 def test_buckets_gain_what_the_steps_lose_in_places() -> None:
     arguments = {"batch_size": 16, "shuffle": True, "collate_fn": to_longest}
     after_s = min(run(TEXTS, collate_fn=to_longest, **BUCKETS).found[0] for _ in range(2))
@@ -95,6 +94,7 @@ def test_buckets_are_not_advised_where_they_are_set_or_impossible(dataset: Any, 
     assert not [each for each in advice if "LengthBuckets(lengths" in each.text]
 
 
+@pytest.mark.alone
 def test_steps_that_do_not_depend_on_the_places_gain_nothing() -> None:
     def is_right(found: tuple[float, tuple[Advice, ...]]) -> bool:
         return not [each for each in found[1] if "LengthBuckets(lengths" in each.text]

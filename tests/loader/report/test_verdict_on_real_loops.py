@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from diagonals import at_night
 from torch.utils.data import Dataset, Sampler
 from undisturbed import ATTEMPTS, Measurement, measured, was_slowed
 
@@ -295,7 +296,8 @@ print(json.dumps([[*each.arguments] for each in advice if "torch.set_num_threads
 
 
 @pytest.mark.parametrize(
-    ("threads", "workers"), [(1, usable_cpus()), (max(usable_cpus(), 2), 0), (max(usable_cpus(), 2), usable_cpus())]
+    ("threads", "workers"),
+    [(1, usable_cpus()), (max(usable_cpus(), 2), usable_cpus()), *at_night((max(usable_cpus(), 2), 0))],
 )
 def test_threads_of_steps_that_wait_for_cpus_of_workers_are_named(threads: int, workers: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
