@@ -188,7 +188,7 @@ class MonotonicCounters:
 
 
 _OF_LOOPS = frozenset(("batches", "samples", "stage_seconds", "run_delay_seconds", "wait_seconds", "step_seconds"))
-"""MonotonicCounters in which the sums of loaders before are contained: see `EndedLoaders`."""
+"""Counters that contain those of loaders before: see `EndedLoaders`."""
 
 
 class MetricsCollector:
@@ -286,10 +286,8 @@ def add_instruments(meter: Any) -> None:
     Their names are those of Prometheus with dots: `feedline.batches`. Of the histograms, `feedline.wait_seconds` and
     `feedline.step_seconds` have the sums. Values are read on request of the meter's reader.
     """
-    observation, counters = (
-        load("opentelemetry.metrics", "metrics", "OpenTelemetry metrics").Observation,
-        MonotonicCounters(),
-    )
+    observation = load("opentelemetry.metrics", "metrics", "OpenTelemetry metrics").Observation
+    counters = MonotonicCounters()
     for metric in (*METRICS, *_LOOP_METRICS):
         create = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
         create(
