@@ -223,9 +223,8 @@ def test_the_fewest_workers_that_keep_up_with_a_slow_step_are_named(workers: int
 
 @pytest.mark.parametrize("name", ["waiting fetch", "inline fetch", "threads under a lock", "stragglers"])
 def test_the_first_advice_keeps_its_promise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "feedline.loader.report.model.WORTH_EXPECTED", 1.0
-    )  # simulated CPUs do not slow each other down
+    # Simulated CPUs do not slow each other down.
+    monkeypatch.setattr("feedline.loader.report.model.WORTH_EXPECTED", 1.0)
     pipeline = LIMITS[name][0]
     first = verdict_of.__wrapped__(pipeline).advice[0]
     assert first.basis == "replayed"

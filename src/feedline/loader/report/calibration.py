@@ -5,6 +5,7 @@ It finds the machine parameters with which a replay takes as long as the batches
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
@@ -100,14 +101,8 @@ def _with_contention(measured: Measured, setting: EngineSetting) -> Measured:
 
 def _held_s(workers: int, waited_s: float, alone_s: float) -> float:
     """Time with a lock that makes a batch wait for `waited_s`."""
-    low, high = 0.0, alone_s
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        if lock_wait_s(workers, middle, alone_s) < waited_s:
-            low = middle
-        else:
-            high = middle
-    return high
+    _, held_s = _narrow(0.0, alone_s, lambda held_s: lock_wait_s(workers, held_s, alone_s) < waited_s)
+    return held_s
 
 
 def _with_whole_exclusion(measured: Measured, setting: EngineSetting, machine: Machine) -> Measured:
@@ -121,14 +116,12 @@ def _with_whole_exclusion(measured: Measured, setting: EngineSetting, machine: M
         return measured
     if replay(measured.batches, setting, machine) >= measured.period_s:
         return measured
-    low, high = 1.0, measured.period_s / held_s
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        if replay(_with_held(measured, middle).batches, setting, machine) < measured.period_s:
-            low = middle
-        else:
-            high = middle
-    return _with_held(measured, high)
+
+    def is_short(factor: float) -> bool:
+        return replay(_with_held(measured, factor).batches, setting, machine) < measured.period_s
+
+    _, factor = _narrow(1.0, measured.period_s / held_s, is_short)
+    return _with_held(measured, factor)
 
 
 def _with_held(measured: Measured, factor: float) -> Measured:
@@ -230,17 +223,15 @@ def _with_locked_steps(measured: Measured, setting: EngineSetting, machine: Mach
     if _some_never_stop(measured):
         own_s, waited_s = _beyond_lock_s(measured, setting), measured.mean("step").wait_s
         return _scale_steps(measured, min(own_s / waited_s, 1.0)) if waited_s else measured
-    low, high = 0.0, measured.mean("step").wait_s
     if replay_step(measured.batches, setting, machine) <= measured.step_s:
         return measured
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        batches = [batch.with_longer_step(-middle) for batch in measured.batches]
-        if replay_step(batches, setting, machine) > measured.step_s:
-            low = middle
-        else:
-            high = middle
-    return _with_shorter_steps(measured, low)
+
+    def is_long(without_s: float) -> bool:
+        batches = [batch.with_longer_step(-without_s) for batch in measured.batches]
+        return replay_step(batches, setting, machine) > measured.step_s
+
+    without_s, _ = _narrow(0.0, measured.mean("step").wait_s, is_long)
+    return _with_shorter_steps(measured, without_s)
 
 
 def _some_never_stop(measured: Measured) -> bool:
@@ -391,14 +382,12 @@ def _with_others(measured: Measured, setting: EngineSetting, machine: Machine) -
 
 def _with_cpus(measured: Measured, setting: EngineSetting, machine: Machine, low: float) -> Machine:
     """The machine with the fewest CPUs above `low` that explain the period."""
-    high = machine.cpus
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        if replay(measured.batches, setting, replace(machine, cpus=middle)) > measured.period_s:
-            low = middle
-        else:
-            high = middle
-    return replace(machine, cpus=high)
+
+    def is_long(cpus: float) -> bool:
+        return replay(measured.batches, setting, replace(machine, cpus=cpus)) > measured.period_s
+
+    _, cpus = _narrow(low, machine.cpus, is_long)
+    return replace(machine, cpus=cpus)
 
 
 def _with_late_steps(
@@ -421,15 +410,24 @@ def _with_latency(measured: Measured, setting: EngineSetting, machine: Machine) 
 
     Workers may hide most of such a wait. It is no longer than the measured delivery, whatever is then missing.
     """
-    low = machine.latency_s
-    high = low + (measured.wait_s if measured.delivery_s is None else measured.delivery_s)
+
+    def is_short(latency_s: float) -> bool:
+        return replay(measured.batches, setting, replace(machine, latency_s=latency_s)) < measured.period_s
+
+    most_s = machine.latency_s + (measured.wait_s if measured.delivery_s is None else measured.delivery_s)
+    latency_s, _ = _narrow(machine.latency_s, most_s, is_short)
+    return replace(machine, latency_s=latency_s)
+
+
+def _narrow(low: float, high: float, is_low: Callable[[float], bool]) -> tuple[float, float]:
+    """The interval in which `is_low` changes, after bisections."""
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        if replay(measured.batches, setting, replace(machine, latency_s=middle)) < measured.period_s:
+        if is_low(middle):
             low = middle
         else:
             high = middle
-    return replace(machine, latency_s=low)
+    return low, high
 
 
 _STEPS = 9

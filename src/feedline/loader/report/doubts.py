@@ -69,12 +69,11 @@ def _other_caches(model: Model, case: Case) -> Iterator[Case]:
 def _slower_cpus(model: Model, case: Case) -> Iterator[Case]:
     """The same change, if CPUs together are slower, or not.
 
-    They may be two threads of one core, which virtual machines do not show, and share caches and power. As many as
-    compute now are as fast as they are now.
+    They may be two threads of one core, which virtual machines do not show, and share caches and power.
     """
-    worth = max(WORTH_TOGETHER * model.context.cpus, model.measured.concurrency)
-    if worth < case.machine.cpus:
-        yield case._replace(machine=replace(case.machine, cpus=worth))
+    slower = model.cpus_together(WORTH_TOGETHER)
+    if slower < case.machine.cpus:
+        yield case._replace(machine=replace(case.machine, cpus=slower))
     if case.machine.cpus < model.machine.cpus:
         yield case._replace(machine=replace(case.machine, cpus=model.machine.cpus))
 

@@ -210,7 +210,10 @@ class Model:
 
         With another kind of pool, the costs of transport, of wake-ups and of Python's lock change, too.
         """
-        before, machine = self.present.setting, replace(self.machine, cpus=self._cpus_together)
+        before, machine = (
+            self.present.setting,
+            replace(self.machine, cpus=min(self.machine.cpus, self.cpus_together(WORTH_EXPECTED))),
+        )
         if before.method == setting.method:
             return Case(setting, machine)
         machine = replace(machine, latency_s=HOP_S[setting.method])
@@ -221,11 +224,12 @@ class Model:
             return Case(setting, machine, lambda batch: transport(batch.without_exclusion()))
         return Case(setting, machine, transport)
 
-    @property
-    def _cpus_together(self) -> float:
-        """CPUs for another setting; further ones are worth less."""
-        worth = max(WORTH_EXPECTED * self.context.cpus, self.measured.concurrency)
-        return min(self.machine.cpus, worth)
+    def cpus_together(self, worth: float) -> float:
+        """CPUs that compute together, each worth a share of one alone.
+
+        As many as compute now are as fast as they are now.
+        """
+        return max(worth * self.context.cpus, self.measured.concurrency)
 
     @property
     def startup_s(self) -> float:

@@ -137,8 +137,7 @@ _MOST_ERRORS = 4
 def _errors(reports: Sequence[RankReport]) -> str:
     """Sections of the first errors that ended loops."""
     return "".join(
-        f'<section class="verdict raised"><h2>{escape(headline)}</h2>{f"<p>{escape(details)}</p>" * bool(details)}'
-        "</section>\n"
+        _section(headline, f"<p>{escape(details)}</p>" if details else "", "verdict raised")
         for headline, details in errors_of(reports)
     )
 
